@@ -101,4 +101,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     records = importlib.import_module("asyncrl.algorithms").__all__
-    return sorted({*globals(), *__all__, *(name for name in records if name[:1].isupper())} - {"ALGORITHMS"})
+    return sorted({*__all__, *(name for name in records if name[:1].isupper())} - {"ALGORITHMS"})

@@ -49,7 +49,7 @@ class TrainerConfig:
     environment sets this number."""
 
     total_steps: int | None = None
-    """Stop after this many environment steps, summed over all actors."""
+    """Stop after this many environment steps of all actors (rounded up to whole batches)."""
 
     max_seconds: float | None = None
     """Stop after this many seconds of training; evaluation pauses do not count."""

@@ -40,7 +40,8 @@
     ├── RingQuarantined               ASYNC043
     ├── LittleDiskSpace               ASYNC044
     ├── StopTakesLong                 ASYNC045
-    └── OptionNotKept                 ASYNC046
+    ├── OptionNotKept                 ASYNC046
+    └── TextLeftOut                   ASYNC047
 
 A wrong argument is a plain `ValueError` or `TypeError`: `num_slots must be a power of two, got 12`.
 """
@@ -297,6 +298,10 @@ class StopTakesLong(AsyncRLWarning):
 
 class OptionNotKept(AsyncRLWarning):
     """ASYNC046: an option is a function that does not pickle; to resume the run the function must be given again."""
+
+
+class TextLeftOut(AsyncRLWarning):
+    """ASYNC047: a part of the observation is text, which no policy reads; training continues without it."""
 
 
 @contextlib.contextmanager

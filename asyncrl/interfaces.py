@@ -84,6 +84,9 @@ class BoxAction:
 
 ActionSpec = DiscreteAction | MultiDiscreteAction | BoxAction
 
+ObservationKind = Literal["image", "grid", "values"]
+"""What an array of observations is; `envs.observations.kind_of` has the rule, and only bytes of images are scaled."""
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -91,14 +94,14 @@ class Leaf:
 
     Attributes:
         path: keys of a Dict and indices of a Tuple that lead to it; empty if the observation itself is the leaf.
-        kind: `"image"` (bytes, scaled to 0..1), `"choices"` (one-hot) or `"values"` (float32).
+        kind: `"image"` (bytes, scaled to 0..1), `"choices"` (one-hot), `"grid"` or `"values"` (float32).
         shape: shape of the array, before choices become one-hot.
         choices: number of values of each choice; `"choices"` only.
         first: smallest value of each choice; `"choices"` only.
     """
 
     path: tuple[str, ...]
-    kind: Literal["image", "choices", "values"]
+    kind: Literal["image", "choices", "grid", "values"]
     shape: tuple[int, ...]
     choices: tuple[int, ...] = ()
     first: tuple[int, ...] = ()
@@ -132,6 +135,9 @@ class EnvSpec:
         leaves: leaves of a structured observation, which is stored as one array `[n]`: uint8 if a leaf is an image,
             else float32. One ring column per leaf was rejected: every reader of rings would have to handle leaves, for
             the same bytes.
+        observation_kind: what the array is; None in files written before it was recorded, whose bytes are all scaled
+            like those of images.
+        unread: parts of a structured observation that are text and were left out of `leaves`.
     """
 
     name: str
@@ -143,6 +149,13 @@ class EnvSpec:
     vector_envs: int | None = None
     frame_stack: int = 1
     leaves: tuple[Leaf, ...] = ()
+    unread: tuple[str, ...] = ()
+    observation_kind: ObservationKind | None = None
+
+    @property
+    def byte_factor(self) -> float:
+        """Factor from uint8 observations to network inputs: 1/255 for images, 1 for all other bytes."""
+        return 1 / 255 if self.observation_kind in (None, "image") else 1.0
 
     @property
     def observation_values(self) -> int:

@@ -105,6 +105,10 @@ def near_miss(name: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
+class _TooLarge(ValueError):
+    """A whole number that 64 bits do not hold."""
+
+
 def parse_count(text: str) -> int:
     """Parse a whole number: `200000`, `200_000`, `200k`, `1.5M`, `1e6`.
 
@@ -118,8 +122,10 @@ def parse_count(text: str) -> int:
         value = Decimal(digits) * factor
     except ArithmeticError:
         raise ValueError(f"{text!r} is not a number") from None
-    if not value.is_finite() or abs(value) >= 2**63 or value != value.to_integral_value():
+    if not value.is_finite() or value != value.to_integral_value():
         raise ValueError(f"{text!r} is not a whole number")
+    if abs(value) >= 2**63:
+        raise _TooLarge(f"{text!r} is 2**63 or larger in magnitude")
     return int(value)
 
 
@@ -131,6 +137,8 @@ def coerce(name: str, kind: Any, value: object) -> Any:
     """
     try:
         return _convert(kind, value)
+    except _TooLarge:
+        raise ValueError(f"{name} must be below 2**63 in magnitude, got {value!r}") from None
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{name} must be {describe(kind)}, got {value!r}") from None
 

@@ -10,6 +10,35 @@ from pathlib import Path
 
 from asyncrl.options import near_miss
 
+CLOSEST = {
+    "a3c": ("a2c", "the actors are asynchronous there too; or impala"),
+    "appo": ("ppo", "it is asynchronous"),
+    "apex": ("dqn", "its replay is prioritized, and num_actors actors fill it"),
+    "apexdqn": ("dqn", "its replay is prioritized, and num_actors actors fill it"),
+    "trpo": ("ppo", "target_kl ends an epoch whose step is too long"),
+    "acktr": ("ppo", ""),
+    "vpg": ("a2c", ""),
+    "reinforce": ("a2c", ""),
+    "recurrentppo": ("ppo", "with recurrent lstm"),
+    "ppolstm": ("ppo", "with recurrent lstm"),
+    "maskableppo": ("ppo", "it reads action_mask in a Dict observation"),
+    "ppomask": ("ppo", "it reads action_mask in a Dict observation"),
+    "her": ("sac", "without goals relabelled afterwards: give a dense reward"),
+    "ddqn": ("dqn", "it is double by default"),
+    "doubledqn": ("dqn", "it is double by default"),
+    "duelingdqn": ("dqn", "with dueling"),
+    "noisydqn": ("dqn", "with noisy"),
+    "per": ("dqn", "its replay is prioritized"),
+    "drqn": ("r2d2", ""),
+    "iqn": ("qrdqn", ""),
+    "fqf": ("qrdqn", ""),
+    "d4pg": ("tqc", ""),
+    "redq": ("crossq", "as few steps, without an ensemble"),
+    "droq": ("crossq", "as few steps, without dropout"),
+    "simba": ("sac", ""),
+}
+"""Algorithms of other libraries, without signs and in small letters: the closest one here, and a note."""
+
 TABLE = Path(__file__).with_name("other_names.toml")
 
 
@@ -37,6 +66,15 @@ def other_names() -> Mapping[str, OtherName]:
         for table, entries in tables.items()
         for name, entry in entries.items()
     }
+
+
+def closest_algorithm(name: str) -> tuple[str | None, str]:
+    """The closest algorithm here to one of another library, and a sentence that says so; None and "" if unknown."""
+    plain = "".join(filter(str.isalnum, name.lower()))
+    if plain not in CLOSEST:
+        return None, ""
+    ours, note = CLOSEST[plain]
+    return ours, f"asyncrl has no {name.upper()}; closest is {ours}" + (f" ({note})" if note else "")
 
 
 def answer(name: str, known: Collection[str]) -> tuple[str | None, str] | None:

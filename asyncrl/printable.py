@@ -35,7 +35,9 @@ def shown(value: object) -> str:
         return f"(a {type(value).__name__} whose text cannot be shown: str() raised {type(broken).__name__})"
 
 
-error_text = shown  # the message of an exception
+def error_text(error: BaseException) -> str:
+    """Message of an exception; the name of its class if it has none."""
+    return shown(error) or type(error).__name__
 
 
 class Described(Exception):
@@ -44,7 +46,10 @@ class Described(Exception):
 
 def describe_error(error: BaseException) -> str:
     """Text of an error that ended a run: `str` of an `AsyncRLError`, type and message of any other exception."""
-    return str(error) if isinstance(error, Described) else f"{type(error).__name__}: {error_text(error)}"
+    if isinstance(error, Described):
+        return str(error)
+    kind, text = type(error).__name__, error_text(error)
+    return kind if text == kind else f"{kind}: {text}"
 
 
 def report(head: str, facts: Mapping[str, object], fix: str, remote_traceback: str | None) -> str:

@@ -71,7 +71,7 @@ class VPG(OnPolicy):
         """The formula above; `weight` is 1 over the rows, and 0 in rows that only reset an environment."""
         log_prob, entropy = batch.distribution(out, log_std)
         advantage, target, weight = batch.columns
-        terms = -advantage * log_prob + self.vf_coef / 2 * (value - target).square() - self.ent_coef * entropy
+        terms = -advantage * log_prob + self.vf_coef * (value - target).square() - self.ent_coef * entropy
         return Loss((weight * terms).sum())
 
     def metrics(self, rollout, batch):

@@ -10,9 +10,11 @@ import time
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from headless_browser import Chromium
 from shared_fork_server import SharedProcess, own_fork_server, shared_fork_server
 
 from asyncrl.algorithms import ALGORITHMS
@@ -22,8 +24,8 @@ from asyncrl.shm.prepare import prepare_quietly
 
 __all__ = ["own_fork_server", "shared_fork_server"]
 
-GRACE_SECONDS = 3.0
-"""How long a test's processes may take to be gone after it ended."""
+GRACE_SECONDS = 30.0
+"""How long a test's processes may take to be gone after it ended, on a busy machine."""
 
 # Kinds of descriptor that only our own code opens; a regular file may be a library's cache.
 _KINDS = ("memfd:", "/memfd:", "pipe:", "socket:", "anon_inode:")
@@ -76,21 +78,30 @@ def _left(
 
 
 def _children() -> set[int]:
-    running = _descendants(os.getpid())
+    """Processes of the tests, without the fork server and the browser that they share.
+
+    The browser starts and ends helpers as it likes, so that its descendants are not looked at.
+    """
+    running = _descendants(os.getpid(), besides=Chromium.kept.pid if Chromium.kept is not None else None)
     return running - (SharedProcess.kept.pids if SharedProcess.kept is not None else set())
 
 
-def _descendants(pid: int) -> set[int]:
-    """Processes started by `pid` and by its descendants; a tenth of the time of psutil, which reads every process."""
-    if not Path("/proc/thread-self/children").exists():
-        return {child.pid for child in psutil.Process(pid).children(recursive=True)}
+def _descendants(pid: int, besides: int | None) -> set[int]:
+    """Processes started by `pid` and by its descendants, without the process `besides` and those that it started.
+
+    Takes a tenth of the time of psutil, which reads every process.
+    """
     found: set[int] = set()
     try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            found.update(map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split()))
-    except OSError:
-        return found  # it has ended by now
-    return found.union(*map(_descendants, found))
+        if not Path("/proc/thread-self/children").exists():
+            found.update(child.pid for child in psutil.Process(pid).children())
+        else:
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                found.update(map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split()))
+    except (OSError, psutil.Error):
+        pass  # it has ended by now
+    found.discard(besides)
+    return found.union(*(_descendants(child, besides) for child in found))
 
 
 def _command(pid: int) -> str:
@@ -127,6 +138,14 @@ def libuv_has_started() -> None:
     from asyncrl.trainer.trainer import new_event_loop
 
     new_event_loop().close()
+
+
+@pytest.fixture
+def labelled_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """GPUs without a GPU; see `labelled_device.py`."""
+    from labelled_device import make_labelled_device
+
+    yield from make_labelled_device(monkeypatch)
 
 
 def pytest_configure(config: pytest.Config) -> None:

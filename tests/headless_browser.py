@@ -1,4 +1,7 @@
-"""A headless Chromium driven over its DevTools protocol: pages, keys, accessibility, pictures. No package needed."""
+"""A headless Chromium driven over its DevTools protocol: pages, keys, accessibility, pictures. No package needed.
+
+One process serves all tests of a worker; each test has a tab in a browser context of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,61 +9,185 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
+import psutil
+import pytest
+from waiting import PATIENCE_SECONDS, wait_until
 
-PATIENCE_SECONDS = 60.0
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))),
     None,
 )
 """Path of the browser, None where there is none."""
+FLAGS = (
+    *(
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--no-first-run",
+        "--mute-audio",
+    ),
+    *("--disable-extensions", "--disable-background-networking", "--disable-component-update"),
+    *("--disable-sync", "--disable-breakpad", "--disable-dev-shm-usage", "--remote-debugging-port=0"),
+    *("--no-startup-window", "--disable-features=SpareRendererForSitePerProcess"),
+)
+
+
+class NoBrowser(Exception):
+    """The browser has ended before it listened; the text says how."""
+
+
+class Chromium:
+    """The browser's processes, a process group of their own; it has no page.
+
+    Args:
+        program: path of the browser.
+
+    Attributes:
+        kept: the browser that the tests of this worker share, or None.
+        program: see above.
+        pid: process id of the first process, and id of the group.
+    """
+
+    kept: Chromium | None = None
+
+    def __init__(self, program: str) -> None:
+        self.program = program
+        self._profile = Path(tempfile.mkdtemp(prefix="asyncrl-chromium-"))
+        self._errors = self._profile / "stderr"
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [program, *FLAGS, f"--user-data-dir={self._profile}"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+        self._address: str | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the first process has not ended."""
+        return self._process.poll() is None
+
+    @property
+    def has_crashed(self) -> bool:
+        """Whether the browser has listened and has ended since."""
+        return self._address is not None and not self.running
+
+    def address(self) -> str:
+        """Wait until the browser listens, for as long as it lives, and return the address of its protocol.
+
+        Raises:
+            NoBrowser: it has ended.
+        """
+        told = self._profile / "DevToolsActivePort"
+        while self._address is None:
+            if told.exists() and told.read_text().count("\n"):
+                port, path = told.read_text().splitlines()
+                self._address = f"ws://127.0.0.1:{port}{path}"
+            elif not self.running:
+                lines = self._errors.read_text(errors="replace").splitlines()
+                last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
+                raise NoBrowser(
+                    f"Chromium ended with exit code {self._process.returncode} as it started: {last}"
+                )
+            else:
+                time.sleep(0.02)
+        return self._address
+
+    def close(self) -> None:
+        """Kill the browser; returns when no process of its group is left."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        wait_until(lambda: not self.processes(), f"the end of Chromium's processes {self.processes()}")
+        shutil.rmtree(self._profile, ignore_errors=True)
+
+    def processes(self) -> list[int]:
+        """Processes of the group that have not ended; those without a parent wait for the system to reap them."""
+        return [pid for pid in psutil.pids() if _in_group(pid, self.pid)]
+
+
+def _in_group(pid: int, group: int) -> bool:
+    try:
+        return os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return False
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[None]:
+    """Own the browser that the tests of this worker share; ends it after the last test."""
+    if CHROMIUM is not None:
+        Chromium.kept = Chromium(CHROMIUM)
+    yield
+    if Chromium.kept is not None:
+        Chromium.kept.close()
+        Chromium.kept = None
+
+
+@pytest.fixture
+def browser(chromium: None) -> Iterator[Browser]:
+    """A new tab; the test is skipped where no browser starts."""
+    opened = new_tab()
+    yield opened
+    opened.close()
+
+
+def new_tab() -> Browser:
+    """Open a tab of the shared browser, which is started anew if it has crashed; skip the test where there is none."""
+    if Chromium.kept is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    if Chromium.kept.has_crashed:
+        Chromium.kept.close()
+        Chromium.kept = Chromium(Chromium.kept.program)
+    try:
+        return Browser(Chromium.kept.address())
+    except NoBrowser as error:
+        pytest.skip(str(error))
 
 
 class Browser:
-    """One headless Chromium with one page; used from one thread, with a separate thread for its protocol."""
+    """One tab in a browser context of its own; used from one thread, with a separate thread for its protocol.
 
-    def __init__(self) -> None:
-        assert CHROMIUM is not None, "no Chromium here"
-        self._profile = tempfile.mkdtemp(prefix="asyncrl-chromium-")
-        flags = (
-            *("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
-            *("--disable-extensions", "--disable-background-networking", "--remote-debugging-port=0"),
-        )
-        self._process = subprocess.Popen(
-            [CHROMIUM, *flags, f"--user-data-dir={self._profile}", "about:blank"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+    Args:
+        address: address of the browser's protocol.
+    """
+
+    def __init__(self, address: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="test-browser", daemon=True)
         self._thread.start()
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._count = 0
+        self._tab: dict[str, str] = {}
         self.console: list[str] = []
         try:
-            self._call(self._connect(self._debugging_port()))
+            self._call(self._connect(address))
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """End the browser and its thread."""
+        """Close the tab with its context, and end the thread."""
         with contextlib.suppress(Exception):
             self._call(self._disconnect())
-        self._process.kill()
-        self._process.wait(PATIENCE_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE_SECONDS)
+        self._thread.join()
         self._loop.close()
-        shutil.rmtree(self._profile, ignore_errors=True)
 
     # --- what a test asks for ---------------------------------------------------------------------------
 
@@ -132,31 +259,32 @@ class Browser:
 
     # --- the protocol -----------------------------------------------------------------------------------
 
-    def _debugging_port(self) -> int:
-        file = Path(self._profile) / "DevToolsActivePort"
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not (file.exists() and file.read_text().count("\n")):
-            assert self._process.poll() is None and time.monotonic() < deadline, "Chromium did not start"
-            time.sleep(0.02)
-        return int(file.read_text().splitlines()[0])
-
     def _call(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE_SECONDS)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
-    async def _connect(self, port: int) -> None:
+    async def _connect(self, address: str) -> None:
+        import aiohttp  # here, so that tests without a browser do not load it
+
         self._session = aiohttp.ClientSession()
-        async with self._session.get(f"http://127.0.0.1:{port}/json/list") as answer:
-            page = next(target for target in await answer.json() if target["type"] == "page")
-        self._socket = await self._session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            self._socket = await self._session.ws_connect(address, max_msg_size=0)
         self._reader = asyncio.create_task(self._read())
+        self._context = await self._send("Target.createBrowserContext", {"disposeOnDetach": True})
+        target = await self._send("Target.createTarget", {"url": "about:blank", **self._context})
+        attached = await self._send("Target.attachToTarget", {**target, "flatten": True})
+        self._tab = {"sessionId": attached["sessionId"]}
         for domain in ("Page", "Runtime", "Accessibility", "Log"):
             await self._send(f"{domain}.enable", {})
 
     async def _disconnect(self) -> None:
-        self._reader.cancel()
-        await asyncio.wait([self._reader])
-        await self._socket.close()
-        await self._session.close()
+        self._tab = {}
+        try:
+            await self._send("Target.disposeBrowserContext", self._context)
+        finally:
+            self._reader.cancel()
+            await asyncio.wait([self._reader])
+            await self._socket.close()
+            await self._session.close()
 
     async def _read(self) -> None:
         async for message in self._socket:
@@ -172,7 +300,8 @@ class Browser:
         self._count += 1
         number = self._count
         self._answers[number] = asyncio.get_running_loop().create_future()
-        await self._socket.send_str(json.dumps({"id": number, "method": method, "params": parameters}))
+        sent = {"id": number, "method": method, "params": parameters, **self._tab}
+        await self._socket.send_str(json.dumps(sent))
         told = await asyncio.wait_for(self._answers[number], PATIENCE_SECONDS)
         assert "error" not in told, told
         return dict(told["result"])

@@ -16,6 +16,7 @@ import nbformat
 import psutil
 from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
+from waiting import PATIENCE_SECONDS
 
 OPTIONS = "num_actors=1, envs_per_actor=4, total_steps=10**8"
 START = f"trainer = Trainer('CartPole-v1', 'dqn', seed={{seed}}, {OPTIONS})\ntrainer.start()\ntrainer"
@@ -24,7 +25,7 @@ RUN = f"trainer = Trainer('CartPole-v1', 'dqn', http='off', {OPTIONS})\nresult =
 
 def run(path: str, output: str) -> None:
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=110, kernel_name="python3").execute()
+    NotebookClient(notebook, timeout=PATIENCE_SECONDS, kernel_name="python3").execute()
     nbformat.write(notebook, output)
 
 
@@ -36,7 +37,7 @@ class Kernel:
         self.manager.start_kernel()
         self.client = self.manager.client()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        self.client.wait_for_ready(timeout=PATIENCE_SECONDS)
 
     def execute(self, code: str, value: str = "None") -> Any:
         """Execute a cell, then evaluate `value`; a cell that raises prints its error."""
@@ -48,19 +49,19 @@ class Kernel:
 
     def reply_to(self, message: str) -> dict[str, Any]:
         while True:
-            reply = self.client.get_shell_msg(timeout=60)
+            reply = self.client.get_shell_msg(timeout=PATIENCE_SECONDS)
             if reply["parent_header"].get("msg_id") == message:
                 return reply["content"]
 
     def wait_for_output(self, message: str, kind: str) -> str:
         """HTML of the cell's next output of this kind."""
         while True:
-            output = self.client.get_iopub_msg(timeout=60)
+            output = self.client.get_iopub_msg(timeout=PATIENCE_SECONDS)
             if output["msg_type"] == kind and output["parent_header"].get("msg_id") == message:
                 return output["content"]["data"]["text/html"]
 
     def wait_until(self, condition: str) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not self.execute("", condition):
             assert time.monotonic() < deadline, condition
             time.sleep(0.05)
@@ -108,8 +109,8 @@ def _restarted(kernel: Kernel) -> dict[str, Any]:
     kernel.wait_until("trainer.snapshot().env_steps > 0")
     children = psutil.Process(kernel.execute("import os", "os.getpid()")).children(recursive=True)
     kernel.manager.restart_kernel(now=True)
-    kernel.client.wait_for_ready(timeout=60)
-    _, alive = psutil.wait_procs(children, timeout=60)
+    kernel.client.wait_for_ready(timeout=PATIENCE_SECONDS)
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE_SECONDS)
     kernel.execute("import asyncrl; from asyncrl import Trainer")
     return {
         "children_before_restart": len(children),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from asyncrl.envs.checks import spec_of
 from asyncrl.interfaces import RESET, Batch, UpdateResult
 from asyncrl.learning.lockstep_replay import LockstepReplayLoop, quantum_rows
 from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
+from asyncrl.learning.update_loop import no_steps
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.replay import PrioritizedReplay
@@ -42,6 +43,7 @@ class FakeCore:
     def __init__(self, prioritized: bool) -> None:
         self.prioritized = prioritized
         self.updates = 0
+        self.progress: list[float] = []
         self.batches: list[tuple[Any, ...]] = []
         self.acted: list[tuple[list[int], list[int]]] = []
         self.staleness: list[list[int]] = []
@@ -49,6 +51,7 @@ class FakeCore:
 
     def update(self, batch: Batch) -> UpdateResult:
         self.updates += 1
+        self.progress.append(batch.progress)
         arrays = (batch.ids, batch.version, batch.policy_updates, batch.staleness, batch.obs, batch.action)
         arrays += (batch.reward, batch.discount, batch.next_obs, batch.weight)
         self.batches.append(tuple(array.tobytes() for array in arrays))
@@ -92,6 +95,7 @@ class Setting:
     eval_steps: int | None = None
     eval_waiting: int = 8
     mirror: Any = None
+    other_steps: Callable[[], int] = no_steps
 
 
 @dataclass(frozen=True)
@@ -178,6 +182,7 @@ class World:
             snapshots=self.snapshots,
             total_steps=s.total_steps,
             max_env_steps=s.total_steps,
+            other_steps=s.other_steps,
             mirror=s.mirror,
         )
         if s.rows is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from page_reader import PageReader, snippets
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 
 from asyncrl.cli.live_runs import live_runs
 from asyncrl.groups.launch import free_port
@@ -79,7 +79,7 @@ def process(line: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
         finally:
             if running.poll() is None:
                 running.send_signal(signal.SIGINT)
-            running.wait(60)
+            running.wait(PATIENCE_SECONDS)
 
 
 def serve(line: str, log: Path) -> None:
@@ -110,7 +110,7 @@ def going_on(folder: Path) -> Iterator[list[int]]:
         wait_until(lambda: all_step() or any(run.poll() is not None for run in runs), "their steps")
         yield pids
         for run, log in zip(runs, logs, strict=True):
-            assert run.wait(60) in (0, 130), log.read_text()  # by its page, or by SIGINT
+            assert run.wait(PATIENCE_SECONDS) in (0, 130), log.read_text()  # by its page, or by SIGINT
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ def learned(algorithm: Any, path: Path, **options: Any) -> Any:
     with Trainer(
         "asyncrl/Catch-v0", algorithm, seed=0, http="off", num_actors=1, envs_per_actor=16, **options
     ) as trainer:
-        result = trainer.learn(target_return=0.95, max_seconds=240)
+        result = trainer.learn(target_return=0.95, max_seconds=500)
     assert result.stop_reason == "target_return", result.summary
     return load(result.policy.save(path / "catch.policy"))
 

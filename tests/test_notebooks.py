@@ -8,6 +8,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from waiting import PATIENCE_SECONDS
 
 HERE = Path(__file__).parent
 NOTEBOOKS = sorted((HERE.parent / "notebooks").glob("*.ipynb"))
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 def session(*arguments):
     command = [sys.executable, "-W", "ignore", str(HERE / "kernel_session.py"), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=115)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -61,6 +61,11 @@ def test_every_algorithm_can_be_imported_by_its_class_name() -> None:
         assert getattr(asyncrl, record.__name__) is record and record.__name__ in dir(asyncrl)
 
 
+def test_dir_has_public_names_only() -> None:
+    records = {record.__name__ for record in ALGORITHMS.values()}
+    assert set(dir(asyncrl)) == {*asyncrl.__all__, *records}
+
+
 def test_a_name_that_does_not_exist() -> None:
     with pytest.raises(AttributeError, match="module 'asyncrl' has no attribute 'Trainr'"):
         asyncrl.Trainr  # noqa: B018

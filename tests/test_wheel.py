@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "asyncrl"
@@ -18,7 +19,7 @@ PACKAGE = ROOT / "asyncrl"
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     line = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = folder.glob("*.whl")
     return built
@@ -48,12 +49,17 @@ def test_it_works_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
         "--target",
         str(place),
     ]
-    subprocess.run([*install, str(wheel)], check=True, timeout=100, capture_output=True)
+    subprocess.run([*install, str(wheel)], check=True, timeout=PATIENCE_SECONDS, capture_output=True)
     environ = {**os.environ, "PYTHONPATH": str(place), "NO_COLOR": "1"}
 
     def run(*line: str) -> str:
         done = subprocess.run(
-            [sys.executable, *line], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100
+            [sys.executable, *line],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -1,6 +1,7 @@
 """Convolutional networks by name, and the selection of one for an environment. Building a module imports torch.
 
-small    two 3x3 convolutions of stride 2 (16, 32 channels), 128 units     for images of 8 x 8 up to 35 x 35
+small    two 3x3 convolutions of stride 2 (16, 32 channels), 128 units     for images of 8 x 8 up to 35 x 35, and grids
+         the same of stride 1                                              for grids with a side of 5 to 11 cells
 nature   Mnih et al. 2015, "Human-level control": 32 8x8/4, 64 4x4/2, 64 3x3/1, 512 units    from 36 x 36 on
 impala   Espeholt et al. 2018, fig. 3: three sections of residual blocks (16, 32, 32 channels), 256 units
 """
@@ -20,10 +21,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 NetworkName = Literal["auto", "mlp", "small", "nature", "impala"]
-"""Networks by name; `auto` is a convolutional network for images and a perceptron for everything else."""
+"""Networks by name; `auto` is a convolutional network for images and grids, a perceptron for the rest."""
 
 SMALLEST_SIDES = {"small": SMALLEST_IMAGE, "impala": SMALLEST_IMAGE, "nature": 36}
 """Smallest side, in pixels, of the images that each network accepts."""
+LARGEST_CELLS = 11
+"""Largest shorter side of the grids whose convolutions have no stride."""
+
+Convolutions = Literal["small", "cells", "nature", "impala"]
 
 
 class ImageNetwork:
@@ -67,7 +72,7 @@ class ConvolutionalNetwork(ImageNetwork):
             square root of a layer's inputs; 0 for no noise.
     """
 
-    name: Literal["small", "nature", "impala"]
+    name: Convolutions
     image: Image
     value_outputs: int = 0
     noisy_sigma: float = 0.0
@@ -78,7 +83,7 @@ class ConvolutionalNetwork(ImageNetwork):
         image = self.image
         shape = f"{image.height}x{image.width}x{image.channels}"
         frames = f", {image.frames} frames" if image.frames > 1 else ""
-        return f"images {shape}{frames}: {_TITLES[self.name]}"
+        return f"{'grid' if image.grid else 'images'} {shape}{frames}: {_TITLES[self.name]}"
 
     def _parts(self) -> tuple[tuple[tuple[int, Image, str], ...], tuple[int, int]]:
         frames = self.image.frames
@@ -117,9 +122,14 @@ class CombinedNetwork(ImageNetwork):
         return images, (self.frames, self.row_values)
 
 
-def _fitting(name: NetworkName, image: Image) -> Literal["small", "nature", "impala"]:
-    """Return `name` if it is a convolutional network that accepts the image, else "nature" or "small" by its size."""
+def _fitting(name: NetworkName, image: Image) -> Convolutions:
+    """Return `name` if it is a convolutional network that accepts the image, else "nature" or "small" by its size.
+
+    `small` has no strides for a small grid.
+    """
     side = min(image.height, image.width)
+    if image.grid and side <= LARGEST_CELLS and (name in ("auto", "small") or side < SMALLEST_IMAGE):
+        return "cells"
     if name in ("small", "nature", "impala") and side >= SMALLEST_SIDES[name]:
         return name  # type: ignore[return-value]
     return "nature" if side >= SMALLEST_SIDES["nature"] else "small"
@@ -131,9 +141,12 @@ def _combined(
     """Return the network for structured observations with images; None without images."""
     images, start = [], 0
     for leaf in spec.leaves:
-        if leaf.kind == "image":
+        if leaf.kind in ("image", "grid"):
+            grid = "grid" if leaf.kind == "grid" else None
             alone = replace(spec, observation_shape=leaf.shape, frame_stack=1, leaves=())
-            image = image_of(alone.stacked(spec.frame_stack))
+            image = image_of(
+                replace(alone, observation_kind=grid).stacked(spec.frame_stack), bytes_only=False
+            )
             assert image is not None, "leaves that are images were chosen by the same rule"
             images.append((start, image))
         start += leaf.values
@@ -144,6 +157,7 @@ def _combined(
 
 _TITLES = {
     "small": "small convolutional network",
+    "cells": "small convolutional network without strides",
     "nature": "Nature CNN (Mnih et al. 2015)",
     "impala": "IMPALA ResNet (Espeholt et al. 2018)",
 }
@@ -171,9 +185,10 @@ def choose_network(
     if name == "auto":
         if image is None:
             return None
-        large = min(image.height, image.width) >= SMALLEST_SIDES["nature"]
-        return ConvolutionalNetwork("nature" if large else "small", image, value_outputs, noisy_sigma)
+        return ConvolutionalNetwork(_fitting(name, image), image, value_outputs, noisy_sigma)
     side = SMALLEST_SIDES[name]
+    if name == "small" and image is not None and image.grid:
+        return ConvolutionalNetwork(_fitting(name, image), image, value_outputs, noisy_sigma)
     if image is None or min(image.height, image.width) < side:
         raise SpacesDoNotFit(
             f"network {name!r} needs images of at least {side} x {side}, and the observations of {spec.name} have "

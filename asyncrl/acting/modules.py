@@ -65,7 +65,7 @@ class ModuleActingNetwork(ActingNetwork):
     A pickle contains the weights and the factory (by reference; cloudpickle includes one defined in `__main__`).
 
     Args:
-        spec: the environment; uint8 observations are scaled to 0..1.
+        spec: the environment; bytes of images are scaled to 0..1.
         layout: sizes and length of the block.
         network: factory of the module.
 

@@ -22,12 +22,17 @@ class NetworkInputs:
     """Conversion of observations to inputs of a network, for actors and learners.
 
     Args:
-        spec: the environment as the policy sees it; uint8 observations are scaled to 0..1.
+        spec: the environment as the policy sees it.
+
+    Attributes:
+        bytes: whether observations are plain bytes, which a caller may keep as bytes.
+        byte_factor: factor from these bytes to inputs; see `EnvSpec.byte_factor`.
     """
 
     def __init__(self, spec: EnvSpec) -> None:
         self._unpack = unpacker(spec)
         self.bytes = spec.observation_dtype == "uint8" and self._unpack is None
+        self.byte_factor = spec.byte_factor
 
     def rows(self, obs: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
         """R observations `[..., *obs_shape]` as rows `[R, inputs]`: a view, or `out` with unpacked rows of bytes."""
@@ -51,7 +56,7 @@ class NetworkInputs:
             out *= normalisation[1]
             np.minimum(np.maximum(out, -OBSERVATION_CLIP, out=out), OBSERVATION_CLIP, out=out)
         elif self.bytes and out.dtype != np.uint8:
-            np.multiply(rows, np.float32(1 / 255), out=out)
+            np.multiply(rows, np.float32(self.byte_factor), out=out)
         elif rows is not out:
             np.copyto(out, rows, casting="same_kind")
 
@@ -62,7 +67,7 @@ class ActingNetwork:
     It is used from one thread. A pickle contains the weights; buffers are allocated again after unpickling.
 
     Args:
-        spec: the environment; uint8 observations are scaled to 0..1.
+        spec: the environment; bytes of images are scaled to 0..1.
         layout: sizes and length of the block, and place of the statistics of observations in it.
         relu: ReLU between the layers, else tanh.
 
@@ -173,7 +178,7 @@ class NoisyActingNetwork(ActingNetwork):
     """An `ActingNetwork` with noise in its weights (Fortunato et al. 2018); a plain call uses their means only.
 
     Args:
-        spec: the environment; uint8 observations are scaled to 0..1.
+        spec: the environment; bytes of images are scaled to 0..1.
         layout: its flat block begins with the means of all layers, then the standard deviations of all but the first.
     """
 

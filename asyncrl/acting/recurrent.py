@@ -197,7 +197,7 @@ class RecurrentActingNetwork(ActingNetwork):
     Every call takes one observation of each stream and advances the states. A pickle contains the states.
 
     Args:
-        spec: the environment; uint8 observations are scaled to 0..1.
+        spec: the environment; bytes of images are scaled to 0..1.
         layout: sizes, `(inputs, *hidden, outputs)`, and length of the block.
         cell: recurrent cell between the last hidden layer and the head.
         relu: see `ActingNetwork`.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from contextlib import nullcontext
 from typing import Literal
 
 import torch
@@ -65,14 +64,53 @@ class RecurrentModule(nn.Module):
         Returns:
             The cell's outputs `[L, n, H]`, packed if `encoded` is, and the states `[n, state_size]` after the last row.
         """
-        # cuDNN requires a cell's weights in a separate block; these are part of a flat vector.
-        with torch.backends.cudnn.flags(enabled=False) if encoded.is_cuda else nullcontext():
-            if isinstance(self.cell, nn.GRU):
-                out, last = self.cell(encoded, state[None].contiguous())
-                return out, last[0]
-            h, c = (part[None].contiguous() for part in state.chunk(2, dim=1))
-            out, (h, c) = self.cell(encoded, (h, c))
-            return out, torch.cat((h[0], c[0]), dim=1)
+        if encoded.is_cuda:
+            return self._run_steps(encoded, state)
+        if isinstance(self.cell, nn.GRU):
+            out, last = self.cell(encoded, state[None].contiguous())
+            return out, last[0]
+        h, c = (part[None].contiguous() for part in state.chunk(2, dim=1))
+        out, (h, c) = self.cell(encoded, (h, c))
+        return out, torch.cat((h[0], c[0]), dim=1)
+
+    def _run_steps(self, encoded: Tensor | PackedSequence, state: Tensor) -> tuple[Tensor, Tensor]:
+        """See `run`; step by step, as torch does on a GPU without cuDNN.
+
+        cuDNN requires a cell's weights in a separate block, and these are part of a flat vector. torch's switch for
+        cuDNN belongs to the process: it would change the convolutions of other threads.
+        """
+        packed = encoded if isinstance(encoded, PackedSequence) else None
+        if packed is None:
+            steps, counts = encoded.unbind(0), [len(state)] * len(encoded)
+        else:
+            counts = packed.batch_sizes.tolist()
+            steps = packed.data.split(counts)
+            if packed.sorted_indices is not None:
+                state = state.index_select(0, packed.sorted_indices)
+        outputs: list[Tensor] = []
+        ended: list[Tensor] = []
+        for rows, count in zip(steps, counts, strict=True):
+            if count < len(state):  # the shortest sequences come last
+                ended.append(state[count:])
+                state = state[:count]
+            state = self._step(rows, state)
+            outputs.append(state[:, : self.cell.hidden_size])
+        state = torch.cat((state, *reversed(ended)))
+        if packed is None:
+            return torch.stack(outputs), state
+        if packed.unsorted_indices is not None:
+            state = state.index_select(0, packed.unsorted_indices)
+        order = packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices
+        return PackedSequence(torch.cat(outputs), *order), state
+
+    def _step(self, rows: Tensor, state: Tensor) -> Tensor:
+        """State `[n, state_size]` after one row of each of n streams."""
+        weights = [
+            getattr(self.cell, f"{name}_l0") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        ]
+        if isinstance(self.cell, nn.GRU):
+            return torch.gru_cell(rows, state, *weights)
+        return torch.cat(torch.lstm_cell(rows, state.chunk(2, dim=1), *weights), dim=1)
 
     @torch.no_grad()
     def initialise_orthogonally(self, head_gain: float) -> None:

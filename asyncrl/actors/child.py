@@ -21,7 +21,6 @@ import contextlib
 import os
 import signal
 import socket
-import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,6 +31,7 @@ from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.frames import FrameReader, send_frame
 from asyncrl.actors.limits import AwakeClock
 from asyncrl.actors.requests import ChildExit
+from asyncrl.shm.unnamed_file import unnamed_file
 
 _EXIT_SECONDS = 1.0
 """Time limit for a process to end after it has closed its socket, in seconds; then it is killed."""
@@ -239,7 +239,7 @@ class StackFile:
     """Unnamed file to which `faulthandler` writes a process's Python stacks, on request and on a fatal signal."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        self._file = unnamed_file("stack")
 
     def fileno(self) -> int:
         """File descriptor."""

@@ -39,12 +39,15 @@ from asyncrl.actors.guardian import (
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Variables set to 1 in every child, regardless of the main process: parallelism is by actors."""
+_LOOK_MILLISECONDS = 1000
+"""Interval at which the server looks for children that have ended without a SIGCHLD that it has heard."""
 _CRASHED = 70
 
 
 def serve(control: socket.socket, main: int) -> None:
     """Serve the fork requests on `control` until its other end, of the process with id `main`, is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a mask passes exec: the caller may have SIGCHLD blocked
     guard(control, main)
     become_subreaper()
     server = _Server(control)
@@ -91,11 +94,11 @@ class _Server:
         for fd in (self._control.fileno(), self._wake_read):
             poller.register(fd, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poller.poll()}
+            ready = {fd for fd, _ in poller.poll(_LOOK_MILLISECONDS)}
             if self._wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
-                self._report_exits()
+            self._report_exits()  # in every round: a signal may be lost
             if self._control.fileno() in ready:
                 frame = receive_frame(self._control)
                 if frame is None:

@@ -14,13 +14,14 @@ every child. A server that dies, or does not answer, is replaced at the next for
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import pickle
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import IO
 
 from asyncrl.actors.descriptors import descriptors_or_error
 from asyncrl.actors.forking import serve
@@ -28,6 +29,7 @@ from asyncrl.actors.limits import WINDOW_SECONDS, RestartBudget
 from asyncrl.actors.requests import OnExit
 from asyncrl.actors.server_process import ForkRefused, ServerLost, ServerProcess
 from asyncrl.errors import ResourceError
+from asyncrl.shm.unnamed_file import file_size_limit, unnamed_file
 
 
 class ForkServer:
@@ -92,10 +94,8 @@ class ForkServer:
             "fd_names": ["payload", *fds],
             "log": None if log is None else str(log),
         }
-        with descriptors_or_error(f"The {role} process"), tempfile.TemporaryFile() as packed:
-            packed.write(pickle.dumps(surroundings))
-            packed.write(payload)
-            packed.flush()
+        with descriptors_or_error(f"The {role} process"), unnamed_file("payload") as packed:
+            _write(packed, pickle.dumps(surroundings) + payload, role)
             while True:
                 life = await self._running()
                 try:
@@ -178,6 +178,27 @@ class ForkServer:
         if self._replacing is None or self._replacing[0] is not loop:
             self._replacing = (loop, asyncio.Lock())
         return self._replacing[1]
+
+
+def _write(file: IO[bytes], payload: bytes, role: str) -> None:
+    """Write a payload. Raises `ResourceError` if the file cannot hold it."""
+    try:
+        file.write(payload)
+        file.flush()
+    except OSError as error:
+        limit = file_size_limit()
+        named = (
+            f", `ulimit -f` allows {limit:,} bytes"
+            if error.errno == errno.EFBIG and limit is not None
+            else ""
+        )
+        raise ResourceError(
+            f"The {role} process could not be forked: its plan of {len(payload):,} bytes cannot be written: "
+            f"{error.strerror}{named}.",
+            fix="run `ulimit -f unlimited` in the shell before"
+            if named
+            else "free memory, or make space in /tmp",
+        ) from error
 
 
 def _working_directory() -> str | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import pickle
 import signal
 from collections.abc import Callable, Coroutine, Iterator
@@ -41,7 +42,7 @@ class ActorPool:
         plan: plan common to all actors.
         connections: connections beside the rings; actors wait in them for the first weights.
         limits: time and restart limits of each actor.
-        log_dir: directory for `<index>.log`, the output of each actor; None for standard error.
+        log_of: returns the file of an actor's output, asked for each life; None for standard error.
         on_failure: callback with the error that ends an actor permanently, at most once per actor, after `start` has
             returned; `start` raises earlier errors.
         on_death: callback with the actor's index after each end of a life, so that the consumer reads the rings:
@@ -61,7 +62,7 @@ class ActorPool:
         connections: Connections,
         *,
         limits: ProcessLimits | None = None,
-        log_dir: Path | None = None,
+        log_of: Callable[[int], Path | None] = lambda _: None,
         on_failure: Callable[[AsyncRLError], None],
         on_death: Callable[[int], None] | None = None,
     ) -> None:
@@ -81,7 +82,7 @@ class ActorPool:
                 i,
                 ring,
                 RestartBudget(self._limits.max_restarts),
-                None if log_dir is None else log_dir / f"{i}.log",
+                functools.partial(log_of, i),
             )
             for i, ring in enumerate(self.rings)
         ]

@@ -209,6 +209,8 @@ class PlainStreams(Streams):
                         env_checks.check_step(self._name, step)
                     ended[i] = True
                     events.append((i, (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)))
+                elif terminated is None or truncated is None:
+                    env_checks.check_step(self._name, step)
             if not (type(obs) is np.ndarray and obs.shape == shape and obs.dtype == dtype):
                 obs = self._checked(obs, "step")
             next_obs[i] = obs

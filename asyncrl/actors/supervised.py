@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ class SupervisedActor:
         index: index of the actor.
         ring: its ring, the same in every life.
         budget: its restart budget.
-        log: file of its output; None for standard error.
+        log_of: returns the file of its output; None for standard error.
 
     Attributes:
         child: process of the current or last life, None before the first.
@@ -46,11 +46,17 @@ class SupervisedActor:
         first_state: state from which the first life continues, or None.
     """
 
-    def __init__(self, index: int, ring: RingReader, budget: RestartBudget, log: Path | None = None) -> None:
+    def __init__(
+        self,
+        index: int,
+        ring: RingReader,
+        budget: RestartBudget,
+        log_of: Callable[[], Path | None] = lambda: None,
+    ) -> None:
         self.index = index
         self.ring = ring
         self.budget = budget
-        self.log = log
+        self._log_of = log_of
         self.child: Child | None = None
         self.ready = False
         self.ever_ready = False
@@ -65,6 +71,11 @@ class SupervisedActor:
         self.first_incarnation = 0
         self.first_state: bytes | None = None
         self._asked: asyncio.Future[dict[str, Any] | None] | None = None
+
+    @property
+    def log(self) -> Path | None:
+        """File of its output; None for standard error, also once the run's directory is no longer the run's."""
+        return self._log_of()
 
     @property
     def incarnation(self) -> int:
@@ -151,12 +162,13 @@ class SupervisedActor:
 
     def why_it_died(self, died: ChildDied) -> AsyncRLError:
         """Return the error for a life that ended without an error frame; append a crash report to the actor's log."""
-        if self.log is not None and died.crash:
-            with contextlib.suppress(OSError), self.log.open("a") as lines:
+        log = self.log
+        if log is not None and died.crash:
+            with contextlib.suppress(OSError), log.open("a") as lines:
                 lines.write(died.crash)
         if self.killed_for is not None:
             return self.killed_for
-        return actor_killed(f"Actor {self.index}", died.exit, self.restarts, crash=died.crash, log=self.log)
+        return actor_killed(f"Actor {self.index}", died.exit, self.restarts, crash=died.crash, log=log)
 
     def pause_after(self, died: ChildDied) -> float | None:
         """Return the pause before its next life in seconds, or None if there will be none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from asyncrl.acting.images import choose_network
 from asyncrl.algorithms.registry import ALGORITHMS, Restricted
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
@@ -21,12 +22,14 @@ def unbounded(action: ActionSpec) -> int | None:
 
 
 def supported_algorithms(spec: EnvSpec) -> str:
-    """Names of the algorithms that support the actions of `spec`, or "none of this version"."""
-    endless = unbounded(spec.action) is not None
+    """Names of the algorithms that support `spec`, or "none of this version"."""
+    endless, pictures = unbounded(spec.action) is not None, choose_network("auto", spec) is not None
     names = [
         name
         for name, record in ALGORITHMS.items()
-        if isinstance(spec.action, record.action_kinds) and not (endless and record.needs_bounds)
+        if isinstance(spec.action, record.action_kinds)
+        and not (endless and record.needs_bounds)
+        and (getattr(record, "takes_images", True) or not pictures)
     ]
     return ", ".join(sorted(names)) or "none of this version"
 

@@ -25,7 +25,7 @@ from asyncrl.envs.observations import mask_reader
 from asyncrl.interfaces import RESET, EnvSpec
 from asyncrl.networks.architecture import Architecture, Network
 from asyncrl.networks.distributions import categorical, categorical_log_prob, diagonal_gaussian
-from asyncrl.networks.flat_vector import FlatVector
+from asyncrl.networks.flat_vector import FlatVector, Moments
 from asyncrl.networks.graph import Kept
 from asyncrl.networks.optimizer import FlatAdam
 from asyncrl.networks.parameters import HostCopy
@@ -53,6 +53,7 @@ class ActorCritic:
         layout: network of the policy, and order of the published values.
         mask: function that extracts the action masks from observations; None without action masks.
         keeps_bytes: whether a rollout stores bytes (a quarter of the memory) and passes scale them when they read.
+        byte_factor: factor of that scaling; see `EnvSpec.byte_factor`.
         parameters, gradient: flat `[P]`, policy, log standard deviations, value; both in `vector`.
         log_std: view `[d]` into `parameters`; d is 0 if the policy is not Gaussian.
     """
@@ -63,6 +64,7 @@ class ActorCritic:
         spec = config.seen(spec)
         self._inputs, self.mask = NetworkInputs(spec), mask_reader(spec)
         self.keeps_bytes = self._inputs.bytes and not layout.normalized
+        self.byte_factor = self._inputs.byte_factor
         self.device, self.weight_count = torch.device(device), layout.weight_count
         policy, value = self._architectures(layout, config.value_hidden_sizes, seed)
         generator = torch.Generator().manual_seed(seed)
@@ -83,7 +85,8 @@ class ActorCritic:
         self._seen, self._noted = PublishedMoments(layout), RunningMoments(layout.inputs)
         # Statistics received from other learners of a group are applied together with the collected ones.
         told = self._noted if layout.normalized else None
-        self.vector = FlatVector(self.parameters, self.gradient, shared=(told,))
+        buffers = *self._policy.buffers(), *self._value.buffers()
+        self.vector = FlatVector(self.parameters, self.gradient, shared=(told,), buffers=buffers)
         self.vector.moments = (self._adam.moments,)
 
     def _architectures(
@@ -120,12 +123,20 @@ class ActorCritic:
             return diagonal_gaussian(out, action, log_std)[0]
         return categorical_log_prob(out, action, self.layout.choices)
 
+    def moments_of_all(self, own: Moments) -> Moments:
+        """Moments of the values of all groups that fuse gradients, given this one's; waits for the others."""
+        assert self.vector.on_moments is not None
+        moments, stepped = self.vector.on_moments(own)
+        if stepped:
+            self.apply(self._adam.learning_rate)
+        return moments
+
     def apply(self, learning_rate: float) -> None:
         """Make one step of Adam with the clipped gradient of `backward`."""
         self._adam.step(learning_rate)
 
     def normalized(self, obs: NDArray[Any], out: NDArray[Any]) -> None:
-        """Write observations as network inputs: normalised float32, or bytes scaled to 0..1 unless bytes are kept.
+        """Write observations as network inputs: normalised float32, or bytes scaled unless they are kept.
 
         Args:
             obs: `[..., *obs_shape]` in the ring's dtype, R observations in C order.

@@ -120,6 +120,8 @@ class ContinuousUpdate(ReplayUpdate):
 
     config: ContinuousControl
     _any_shape = ("generator",)
+    _beta1 = 0.9
+    """Decay rate of Adam's first moment."""
 
     def __init__(
         self, config: ContinuousControl, spec: EnvSpec, device: str, seed: int, shape: Shape
@@ -161,7 +163,8 @@ class ContinuousUpdate(ReplayUpdate):
         self._slices = {"policy": slice(end), "temperature": slice(end, start), "critics": slice(start, None)}
         self._to_host = HostCopy(self.policy.flat)
         shared = self.statistics, self.bounds
-        self.vector = FlatVector(self._flat, self._gradient, self._slices["critics"], shared)
+        buffers = *self.policy.buffers(), *self.critics.buffers()
+        self.vector = FlatVector(self._flat, self._gradient, self._slices["critics"], shared, buffers)
 
     def _make_targets(self, shape: Shape) -> None:
         count = self.critics.flat.numel()
@@ -182,7 +185,7 @@ class ContinuousUpdate(ReplayUpdate):
         parts = {"all": slice(None)} if together else self._slices
         eps, norm = config.adam_eps, config.max_grad_norm
         return {
-            name: FlatAdam(self._flat[at], self._gradient[at], eps=eps, max_grad_norm=norm)
+            name: FlatAdam(self._flat[at], self._gradient[at], eps=eps, max_grad_norm=norm, beta1=self._beta1)
             for name, at in parts.items()
         }
 

@@ -2,9 +2,11 @@
 
     Bhatt et al. 2024   CrossQ: batch normalization in deep reinforcement learning for greater sample efficiency and
                         simplicity
+    Ioffe 2017          Batch renormalization: towards reducing minibatch dependence in batch-normalized models
 
 The losses are SAC's. One pass of the critics computes Q(s, a) and Q(s', a'), so that both are normalised by joint batch
-statistics; the loss's gradient is taken with respect to Q(s, a) only. When weights are published, the actor's batch
+statistics; the loss's gradient is taken with respect to Q(s, a) only. After a warm-up, batch renormalisation pulls the
+statistics of a batch towards the running ones. When weights are published, the actor's batch
 normalisation is folded into the layers that follow it, so actors run plain perceptrons.
 """
 
@@ -13,8 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from asyncrl.acting.images import ImageNetwork
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy
 from asyncrl.algorithms.sac import actor_loss, critic_loss
+from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import FunctionOfProgress, require_at_least, require_fraction
 
@@ -26,10 +30,12 @@ if TYPE_CHECKING:
 class CrossQ(MaximumEntropy):
     """Hyper-parameters of CrossQ.
 
-    `tau` has no effect: there are no target networks.
+    `tau` has no effect: there are no target networks. Images are refused, unless a `network` of the user's own has the
+    batch normalisation that stands in for them.
     """
 
     name: ClassVar[str] = "crossq"
+    takes_images: ClassVar[bool] = False
 
     learning_rate: float | FunctionOfProgress = 1e-3
     policy_delay: int = 3
@@ -43,10 +49,34 @@ class CrossQ(MaximumEntropy):
     norm_momentum: float = 0.99
     """Momentum of batch normalisation's running statistics: fraction kept at every update, from 0 to 1."""
 
+    renorm_warmup: int | None = 100_000
+    """Updates with plain batch normalisation before batch renormalisation begins, at least 0; none never begins it."""
+
+    adam_beta1: float = 0.5
+    """Decay rate of Adam's first moment, at least 0 and below 1; 0.9 is Adam's usual one."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least("batch_size", self.batch_size, 2)
+        require_at_least("renorm_warmup", self.renorm_warmup, 0)
+        require_fraction("adam_beta1", self.adam_beta1)
+        if self.adam_beta1 == 1.0:
+            raise ValueError("adam_beta1 must be below 1, got 1.0")
         require_fraction("norm_momentum", self.norm_momentum)
+
+    def check(self, spec: EnvSpec) -> None:
+        """Refuse actions as `OffPolicy.check` does, and images. Raises `SpacesDoNotFit` (ASYNC005).
+
+        Without target networks everything rests on batch normalisation, which convolutional networks lack.
+        """
+        super().check(spec)
+        if isinstance(self.network_for(spec), ImageNetwork):
+            raise SpacesDoNotFit(
+                "crossq needs batch normalisation in all layers, and the convolutional network for the observations "
+                f"of {spec.name} has none",
+                facts={"observation shape": spec.observation_shape, "dtype": spec.observation_dtype},
+                fix="use sac, tqc, td3 or ppo; or in Python give crossq a network of your own with BatchNorm layers",
+            )
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> CrossQUpdate:
         """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
@@ -55,6 +85,8 @@ class CrossQ(MaximumEntropy):
         return CrossQUpdate(
             *(self, spec, device, seed),
             momentum=self.norm_momentum,
+            renorm_warmup=self.renorm_warmup,
+            beta1=self.adam_beta1,
             critic_loss=critic_loss,
             actor_loss=actor_loss,
         )

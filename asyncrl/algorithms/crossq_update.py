@@ -21,6 +21,38 @@ from asyncrl.networks.module import ModuleNetwork
 
 EPS = 1e-3
 """Added to variances, as in the authors' code."""
+LARGEST_R, LARGEST_D = 3.0, 5.0
+"""Bounds of the corrections of batch renormalisation, as in the authors' code and in SBX."""
+
+
+class BatchRenorm(nn.BatchNorm1d):
+    """Batch normalisation, or batch renormalisation (Ioffe 2017, algorithm 1), in the layer's training mode.
+
+        y = gamma ((x - mu_B) / sigma_B r + d) + beta
+        r = sigma_B / sigma,  within 1/3 .. 3        d = (mu_B - mu) / sigma,  within -5 .. 5
+
+    mu and sigma are the running statistics before this batch. No gradient flows through r and d. Where they are not
+    clipped, a batch is normalised by the running statistics, as in evaluation mode.
+
+    Attributes:
+        renormalises: whether the correction by r and d is made; without it r is 1 and d is 0.
+    """
+
+    renormalises = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise `x` `[R, features]`; in training mode also update the running statistics."""
+        if not (self.training and self.renormalises):
+            return super().forward(x)
+        mean, variance = self.running_mean, self.running_var
+        assert mean is not None and variance is not None
+        with torch.no_grad():
+            batch_variance, batch_mean = torch.var_mean(x, dim=0, correction=0)
+            sigma = (variance + self.eps).sqrt()
+            r = ((batch_variance + self.eps).sqrt() / sigma).clamp_(1 / LARGEST_R, LARGEST_R)
+            d = ((batch_mean - mean) / sigma).clamp_(-LARGEST_D, LARGEST_D)
+        scale, shift = self.weight * r, self.weight * d + self.bias
+        return nn.functional.batch_norm(x, mean, variance, scale, shift, True, self.momentum or 0.0, self.eps)
 
 
 def normalised_mlp(inputs: int, outputs: int, hidden: tuple[int, ...], momentum: float) -> nn.Sequential:
@@ -32,7 +64,7 @@ def normalised_mlp(inputs: int, outputs: int, hidden: tuple[int, ...], momentum:
         hidden: widths of the hidden layers.
         momentum: fraction of the running statistics kept by a forward pass in training mode.
     """
-    norm = partial(nn.BatchNorm1d, eps=EPS, momentum=1.0 - momentum)
+    norm = partial(BatchRenorm, eps=EPS, momentum=1.0 - momentum)
     layers: list[nn.Module] = [norm(inputs)]
     for width in hidden:
         layers += [nn.Linear(inputs, width), nn.ReLU(), norm(width)]
@@ -64,6 +96,8 @@ class CrossQUpdate(MaximumEntropyUpdate):
     Args:
         config, spec, device, seed, options: see `MaximumEntropyUpdate`.
         momentum: fraction of the running statistics kept by an update.
+        renorm_warmup: updates before batch renormalisation begins; None never begins it.
+        beta1: decay rate of Adam's first moment.
     """
 
     policy: ModuleNetwork
@@ -77,17 +111,27 @@ class CrossQUpdate(MaximumEntropyUpdate):
         seed: int = 0,
         *,
         momentum: float,
+        renorm_warmup: int | None,
+        beta1: float,
         **options: Any,
     ) -> None:
         actor, critic = (
             partial(normalised_mlp, hidden=hidden, momentum=momentum)
             for hidden in (config.hidden_sizes, config.critic_hidden_sizes or config.hidden_sizes)
         )
+        self._renorm_warmup, self._beta1 = renorm_warmup, beta1
         own = config.network_for(spec)
         networks = (actor, critic) if own is None else (own, own)
         super().__init__(config, spec, device, seed, has_targets=False, networks=networks, **options)
         self.evaluated_policy = self.policy.on(self.policy.flat)
         self.evaluated_critics = self.critics.on(self.critics.flat)
+        self._norms = [
+            layer
+            for network in (self.policy, self.critics)
+            for module in network.modules
+            for layer in module.modules()
+            if isinstance(layer, BatchRenorm)
+        ]
         for network, training in (
             *((self.policy, True), (self.critics, True)),
             *((self.evaluated_policy, False), (self.evaluated_critics, False)),
@@ -100,6 +144,9 @@ class CrossQUpdate(MaximumEntropyUpdate):
 
     def _learn(self, buffers: MaximumEntropyBuffers, acting: bool) -> Learned:
         assert isinstance(buffers, CrossQBuffers)
+        if self._renorm_warmup is not None and self._updates >= self._renorm_warmup:
+            for norm in self._norms:
+                norm.renormalises = True
         size, movable = buffers.size, self.movable
         alpha = torch.exp(self.log_alpha, out=self.alpha)
         self.draw(buffers.noise)

@@ -42,9 +42,9 @@ def impala_loss(
     vf_coef: float,
     ent_coef: float,
 ) -> ActorCriticLoss:
-    """Loss of B rows; its gradient is the negative of that in section 4.2 of Espeholt et al. 2018.
+    """Loss of B rows; its gradient is the negative of that in section 4.2 of Espeholt et al. 2018 for `vf_coef` 0.5.
 
-        L = sum of w (-A log pi + c_1 / 2 (V - v)^2 - c_2 H)
+        L = sum of w (-A log pi + c_1 (V - v)^2 - c_2 H)
 
     Args:
         distribution: log-probability of the actions and entropy, `[B]` each, under the learned policy.
@@ -61,7 +61,7 @@ def impala_loss(
         and value.dim() == 1
     )
     policy_loss = -(weight * advantage * log_prob).sum()
-    value_loss = 0.5 * (weight * (value - target).square()).sum()
+    value_loss = (weight * (value - target).square()).sum()
     loss = policy_loss + vf_coef * value_loss - ent_coef * (weight * entropy).sum()
     return ActorCriticLoss(loss, policy_loss, value_loss, entropy)
 
@@ -186,7 +186,7 @@ class IMPALA(OnPolicy):
         """
         import torch
 
-        from asyncrl.algorithms.returns import standardised, vtrace
+        from asyncrl.algorithms.returns import vtrace
 
         values, log_probs, rows = value.cpu().numpy(), log_prob.cpu().numpy(), batch.part.rows
         length = rollout.shape[1]
@@ -206,7 +206,7 @@ class IMPALA(OnPolicy):
             (self.rho_bar, self.c_bar, self.pg_rho_bar),
         )
         if self.normalize_advantages:
-            advantage = standardised(advantage, (flags & RESET) == 0)
+            advantage = rollout.standardised(advantage, (flags & RESET) == 0)
         weight = rollout.weight.reshape(-1)[at] / np.float32(max(batch.part.samples, 1))
         columns = np.zeros((7, rows.size), np.float32)
         columns[0], columns[1] = log_probs, 1.0

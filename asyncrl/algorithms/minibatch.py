@@ -71,7 +71,7 @@ class Minibatch:
         self.part = part
         rollout.place(self._pass, part.rows)
         if rollout.x.dtype == torch.uint8:
-            fill_inputs(self._pass.x, rollout.x.index_select(0, rows))
+            fill_inputs(self._pass.x, rollout.x.index_select(0, rows), self._nets.byte_factor)
         else:
             torch.index_select(rollout.x, 0, rows, out=self._pass.x)
         torch.index_select(rollout.action, 0, rows, out=self.action)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from asyncrl.acting.images import NetworkName, choose_network, with_shape
 from asyncrl.acting.layouts import NetworkFactory
@@ -25,6 +25,8 @@ class Observing(WithPresets):
         ValueError: an option, also one of a subclass, has the wrong type or is outside its range; the text begins with
             the option's name.
     """
+
+    takes_images: ClassVar[bool] = True
 
     frame_stack: int = 1
     """Number of consecutive observations that the policy sees, from 1 to 64; an episode's first one is repeated."""

@@ -80,7 +80,7 @@ class OffPolicy(Observing):
     """Tolerance of `samples_per_insert` in relaxed runs, in samples; none chooses it automatically."""
 
     discipline: Literal["relaxed", "lockstep"] = "relaxed"
-    """relaxed: actors and learner run freely within the balance; lockstep: reproducible to the bit."""
+    """relaxed: actors and learner run freely within the balance; lockstep: reproducible, on the CPU to the bit."""
 
     lockstep_lag: int = 4
     """Policy lag of lockstep, in updates, at least 1."""
@@ -145,9 +145,11 @@ class OffPolicy(Observing):
             require_fraction(name, getattr(self, name))
         require_widths("hidden_sizes", self.hidden_sizes)
         self._require_device_options()
-        if self.learning_starts > self.replay_capacity:
-            rule = f"at most replay_capacity ({self.replay_capacity})"
-            raise ValueError(f"learning_starts must be {rule}, got {self.learning_starts}")
+        for name in ("learning_starts", "batch_size"):
+            if (value := getattr(self, name)) > self.replay_capacity:
+                raise ValueError(
+                    f"{name} must be at most replay_capacity ({self.replay_capacity}), got {value}"
+                )
 
     def _require_device_options(self) -> None:
         """Raise ValueError if the options of devices and precision contradict others."""

@@ -6,14 +6,17 @@ algorithm. This module does not import torch.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from asyncrl.acting.schedules import linear, require_rate, value_at
 from asyncrl.algorithms.action_spaces import check_action_space
 from asyncrl.algorithms.observing import Recurrent
+from asyncrl.config import TrainerConfig
+from asyncrl.envs.observations import MASK_KEY
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 from asyncrl.options import (
     FunctionOfProgress,
@@ -32,6 +35,10 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.on_policy_kernel import Outputs
     from asyncrl.algorithms.rollout import Rollout
 
+BATCH_STEPS = 2_048
+"""Steps of a batch where `segment_length` is none: those of Stable-Baselines3's PPO."""
+SHORTEST = 32
+"""Shortest segment where `segment_length` is none."""
 _LAG = {"relaxed": 0, "lockstep": 1, "synchronous": 0}
 """Least staleness of a segment, in policy versions, after the first iteration, by discipline."""
 
@@ -80,13 +87,13 @@ class OnPolicy(Recurrent):
     """Entropy coefficient of the loss, at least 0."""
 
     vf_coef: float = 0.5
-    """Coefficient of the value loss (half the squared error), at least 0."""
+    """Coefficient of the value loss, the mean squared error, at least 0."""
 
     max_grad_norm: float | None = 0.5
     """Maximum gradient norm, over policy and value network together, above 0; none disables clipping."""
 
-    normalize_observations: bool = False
-    """Normalise observations by their running mean and standard deviation, and clip them to +-10."""
+    normalize_observations: bool | None = None
+    """Normalise observations by their running mean and deviation, clipped to +-10; none does so with real vectors."""
 
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return, and clip them to +-10."""
@@ -112,8 +119,8 @@ class OnPolicy(Recurrent):
     adam_eps: float = 1e-5
     """Epsilon of Adam, above 0."""
 
-    segment_length: int = 128
-    """Rows of a segment: steps of each environment that are learned from together, at least 1."""
+    segment_length: int | None = None
+    """Steps of each environment that are learned from together, at least 1; none: 2,048 / environments, at least 32."""
 
     segments_per_batch: int | None = None
     """Segments of one batch, at least 1; none takes as many as there are actors."""
@@ -194,6 +201,31 @@ class OnPolicy(Recurrent):
         """Refuse unsupported action spaces. Raises `SpacesDoNotFit` (ASYNC005)."""
         check_action_space(self, spec, option="squashed" if self.squashed else None)
 
+    def normalizes(self, spec: EnvSpec) -> bool:
+        """Whether observations are normalised: as told, else those that are real-valued and not read by convolutions.
+
+        Bytes, bools and one-hot choices have a scale already; a component that is rarely not zero would be blown up.
+        """
+        if self.normalize_observations is not None:
+            return self.normalize_observations
+        if self.network_for(spec) is not None or spec.observation_dtype != "float32":
+            return False
+        return not spec.leaves or any(
+            leaf.kind == "values" and leaf.path != (MASK_KEY,) for leaf in spec.leaves
+        )
+
+    def for_run(self, spec: EnvSpec, config: TrainerConfig) -> Self:
+        """This record with a value for every option that is left to the run, so that its files show what was chosen.
+
+        Segments are so long that a batch has `BATCH_STEPS` steps whatever the number of actors and environments is, and
+        at least `SHORTEST` rows, below which advantages would consist of little but the value network's error.
+        """
+        length = self.segment_length
+        if length is None:
+            streams = (self.segments_per_batch or config.actors) * config.envs_per_actor
+            length = max(SHORTEST, BATCH_STEPS // streams)
+        return dataclasses.replace(self, segment_length=length, normalize_observations=self.normalizes(spec))
+
     def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
         """Log-probability of the action and, for squashed actions, the latent before tanh."""
         from asyncrl.acting.stochastic import extra_fields_of
@@ -217,7 +249,7 @@ class OnPolicy(Recurrent):
             action=spec.action,
             activation=self.activation,
             squashed=self.squashed and isinstance(spec.action, BoxAction),
-            normalized=self.normalize_observations,
+            normalized=self.normalizes(spec),
             network=self.network_for(spec),
             cell=self.cell,
         )

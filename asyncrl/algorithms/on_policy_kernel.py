@@ -46,7 +46,7 @@ def _by_value(value, columns, b, loss):  # type: ignore[no-untyped-def]
     old = np.float64(columns[_OLD_VALUE, b])
     held = min(max(np.float64(value), old - loss[1]), old + loss[1])
     smaller = abs(error) < abs(held - columns[_TARGET, b])
-    return 0.0 if smaller else loss[2] * columns[_WEIGHT, b] * error
+    return 0.0 if smaller else 2.0 * loss[2] * columns[_WEIGHT, b] * error
 
 
 @kernel(

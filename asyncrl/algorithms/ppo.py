@@ -47,7 +47,7 @@ def ppo_loss(
     """Loss of a minibatch of B items: the negative of equation 9 of Schulman et al. 2017.
 
         r = pi / pi_old
-        L = sum of w (-rho min(r A, clip(r, 1 - epsilon, 1 + epsilon) A) + c_1 / 2 (V - target)^2 - c_2 H)
+        L = sum of w (-rho min(r A, clip(r, 1 - epsilon, 1 + epsilon) A) + c_1 (V - target)^2 - c_2 H)
 
     The first term is equation 7. With the importance weight rho = pi_old / mu, mu the behaviour policy, it is the
     decoupled objective of Hilton et al. 2021 (pi_old is then the proximal policy). With `value_clip_range` the squared
@@ -76,7 +76,7 @@ def ppo_loss(
     if value_clip_range is not None:
         held = value.clamp(old_value - value_clip_range, old_value + value_clip_range)
         error = torch.maximum(error, (held - target).square())
-    value_loss = 0.5 * (weight * error).sum()
+    value_loss = (weight * error).sum()
     loss = policy_loss + vf_coef * value_loss - ent_coef * (weight * entropy).sum()
     return ActorCriticLoss(loss, policy_loss, value_loss, entropy, log_ratio)
 
@@ -101,7 +101,7 @@ class PPO(OnPolicy):
     )
 
     learning_rate: float | FunctionOfProgress = 3e-4
-    epochs: int = 4
+    epochs: int = 10
     max_staleness: int | None = 4
 
     gae_lambda: float = 0.95
@@ -113,7 +113,7 @@ class PPO(OnPolicy):
     value_clip_range: float | FunctionOfProgress | None = None
     """Range around the old value to which a value is clipped in the loss, above 0; none disables clipping."""
 
-    minibatch_size: int = 256
+    minibatch_size: int = 64
     """Maximum steps of a minibatch, at least 1; an epoch is divided evenly. Recurrent: at least one whole segment."""
 
     target_kl: float | None = None
@@ -151,14 +151,14 @@ class PPO(OnPolicy):
     @np.errstate(over="ignore", invalid="ignore")
     def prepare(self, rollout: Rollout) -> None:
         """Fill values, advantages, targets and importance weights; nonfinite values show in the network's weights."""
-        from asyncrl.algorithms.returns import gae, standardised
+        from asyncrl.algorithms.returns import gae
 
         decoupled, behaviour = self.staleness_correction == "importance", rollout.behaviour
         value, last_value, log_prob = rollout.evaluate(log_prob=decoupled)
         old_log_prob = log_prob if decoupled else behaviour
         advantage, target = gae(rollout.reward, value, last_value, rollout.flags, self.gamma, self.gae_lambda)
         if self.normalize_advantages:
-            advantage = standardised(advantage, rollout.trained)
+            advantage = rollout.standardised(advantage, rollout.trained)
         # Every row has the same weight in its minibatch's mean, independent of the division of the rows.
         rows = int(np.count_nonzero(rollout.trained))
         share = np.float32(self._minibatches(rollout, rows) / max(rows, 1))

@@ -48,8 +48,16 @@ class WithPresets:
     name: ClassVar[str]
 
     def __new__(cls, *values: object, **options: object) -> Self:
-        """Raise TypeError for an unknown option; the message translates names of other libraries to ours."""
+        """Raise TypeError for an unknown option, or a value without a name.
+
+        The message translates names of other libraries to ours, and `PPO("MlpPolicy", env)` of Stable-Baselines3.
+        """
         known = cls.__dict__.get("__dataclass_fields__", {})
+        if values and known and all(field.kw_only for field in known.values() if field.init):
+            raise TypeError(
+                f"{cls.__name__} takes options by name only, got {str(values[0])[:60]!r}; the environment is Trainer's "
+                f'and decides the network: Trainer("CartPole-v1", {cls.__name__}()).learn(total_steps=...)'
+            )
         for name in options:
             if known and name not in known:
                 raise TypeError(unknown_option(name, known, cls.__name__))

@@ -89,7 +89,8 @@ class QLearningUpdate(ReplayUpdate):
             self._noise = NoiseSource((self._online, self._target), int(own.generate_state(1)[0]))
         self._to_host = HostCopy(flat)
         self._adam = FlatAdam(flat, self._gradient, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
-        self.vector = FlatVector(flat, self._gradient, shared=(self.statistics, self.bounds))
+        shared, buffers = (self.statistics, self.bounds), self._online.buffers()
+        self.vector = FlatVector(flat, self._gradient, shared=shared, buffers=buffers)
         self.vector.moments = (self._adam.moments,)
 
     def _network(self, architecture: Architecture, flat: Tensor) -> Network:

@@ -10,10 +10,13 @@ flags are on the host anyway.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
+from asyncrl.networks.flat_vector import Moments
 from asyncrl.shm.kernel import kernel
 
 _ENDED = TERMINATED | TRUNCATED
@@ -121,10 +124,26 @@ def gae(
     return advantage, target
 
 
-def standardised(advantage: NDArray[np.float32], trained: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """`advantage` with mean 0 and standard deviation 1 over the rows `trained`; zero elsewhere."""
+def standardised(
+    advantage: NDArray[np.float32],
+    trained: NDArray[np.bool_],
+    of_all: Callable[[Moments], Moments] | None = None,
+) -> NDArray[np.float32]:
+    """`advantage` with mean 0 and standard deviation 1 over the rows `trained`; zero elsewhere.
+
+    Args:
+        advantage: float32.
+        trained: bool, of the same shape.
+        of_all: function from the moments of the rows `trained` to those of all groups', by which they are standardised;
+            None without groups.
+    """
     result, own = np.zeros_like(advantage), advantage[trained]
-    if own.size:
+    if of_all is not None:
+        mean = float(own.mean(dtype=np.float64)) if own.size else 0.0
+        found = of_all(Moments(own.size, mean, float(np.square(own - mean, dtype=np.float64).sum())))
+        deviation = (found.square / max(1.0, found.count)) ** 0.5
+        result[trained] = (own - np.float32(found.mean)) / np.float32(deviation + 1e-8)
+    elif own.size:
         result[trained] = (own - own.mean()) / (own.std() + np.float32(1e-8))
     return result
 

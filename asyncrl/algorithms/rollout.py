@@ -17,6 +17,7 @@ from torch import Tensor
 
 from asyncrl.acting.network import OBSERVATION_CLIP
 from asyncrl.algorithms.actor_critic import ActorCritic, NetworksPass
+from asyncrl.algorithms.returns import standardised
 from asyncrl.algorithms.shared_trunk import RecurrentPass
 from asyncrl.envs.observations import FORBIDDEN
 from asyncrl.interfaces import RESET, Segment
@@ -150,11 +151,16 @@ class Rollout:
     def _prepared(self, rows: slice | NDArray[np.int64]) -> NetworksPass:
         """Pass with these rows as input; its buffer may hold further rows after them."""
         assert isinstance(rows, slice)
-        fill_inputs(self._pass.x[: rows.stop - rows.start], self.x[rows])
+        fill_inputs(self._pass.x[: rows.stop - rows.start], self.x[rows], self._nets.byte_factor)
         return self._pass
 
     def place(self, work: NetworksPass, rows: NDArray[np.int64]) -> None:
         """Prepare a pass over `rows` beyond its input; does nothing here."""
+
+    def standardised(self, advantage: NDArray[np.float32], rows: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """See `returns.standardised`; by the moments of all groups where these fuse gradients."""
+        nets = self._nets
+        return standardised(advantage, rows, nets.moments_of_all if nets.vector.on_moments else None)
 
     def fill(self, **columns: NDArray[np.float32]) -> None:
         """Write the columns, `[S, T]` each, and upload them."""
@@ -256,7 +262,7 @@ class RecurrentRollout(Rollout):
     def _prepared(self, rows: slice | NDArray[np.int64]) -> RecurrentPass:
         work = self._pass
         assert isinstance(work, RecurrentPass) and not isinstance(rows, slice)
-        work.x = inputs_of(self.x[torch.from_numpy(rows).to(self.x.device)])
+        work.x = inputs_of(self.x[torch.from_numpy(rows).to(self.x.device)], self._nets.byte_factor)
         self.place(work, rows)
         return work
 
@@ -270,16 +276,16 @@ class RecurrentRollout(Rollout):
         self.state.copy_(state["state"])
 
 
-def fill_inputs(x: Tensor, rows: Tensor) -> None:
-    """Copy a rollout's `rows` into a pass's float32 input; bytes are scaled to 0..1 on the input's device."""
+def fill_inputs(x: Tensor, rows: Tensor, byte_factor: float) -> None:
+    """Copy a rollout's `rows` into a pass's float32 input; bytes are scaled on the input's device."""
     x.copy_(rows)
-    if rows.dtype == torch.uint8:
-        x.mul_(1 / 255)
+    if rows.dtype == torch.uint8 and byte_factor != 1:
+        x.mul_(byte_factor)
 
 
-def inputs_of(rows: Tensor) -> Tensor:
-    """A rollout's `rows` as network inputs; bytes are scaled to 0..1 in float32."""
-    return rows * (1 / 255) if rows.dtype == torch.uint8 else rows
+def inputs_of(rows: Tensor, byte_factor: float) -> Tensor:
+    """A rollout's `rows` as network inputs; bytes are scaled in float32."""
+    return rows * byte_factor if rows.dtype == torch.uint8 else rows
 
 
 def forbid(out: Tensor, mask: Tensor | None, rows: Tensor | slice | NDArray[np.int64]) -> Tensor:

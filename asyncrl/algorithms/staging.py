@@ -27,7 +27,7 @@ class StagedBatch:
 
     Args:
         size: B.
-        spec: the environment. Observations in bytes are scaled to 0..1.
+        spec: the environment. Bytes of images are scaled to 0..1.
         device: device of the tensors.
         scaling: for real-valued actions, centre and half range, `[d]` each: actions are staged as
             (action - centre) / half range, and as 0 where the range is empty.
@@ -81,7 +81,8 @@ class StagedBatch:
         self._inputs, self._mask = NetworkInputs(spec), mask_reader(spec)
         self.next_mask: Tensor | None = None
         if self._mask is not None and isinstance(spec.action, DiscreteAction):
-            self.next_mask = torch.ones(size, spec.action.n, dtype=torch.bool, device=device)
+            self._mask_host = torch.ones(size, spec.action.n, dtype=torch.bool, pin_memory=pinned)
+            self.next_mask = self._mask_host if device.type == "cpu" else self._mask_host.to(device)
         self._scaling = None if scaling is None else _shift_and_factor(*scaling)
         self._returned = torch.zeros(size, 1, pin_memory=pinned)
         self._returned_host = self._returned.view(size).numpy()
@@ -110,13 +111,15 @@ class StagedBatch:
         if batch.source is not None:
             batch.source.gather(self.rows)
         elif self._bytes is not None:
-            self.rows.copy_(self._bytes, non_blocking=True).mul_(1 / 255)
+            self.rows.copy_(self._bytes, non_blocking=True).mul_(self._inputs.byte_factor)
         if self._copied is not None:
             self._copied.record()
 
     def _stage_observations(self, obs: NDArray[Any], next_obs: NDArray[Any]) -> None:
         if self._mask is not None and self.next_mask is not None:
-            self.next_mask.copy_(torch.from_numpy(self._mask(next_obs)))
+            np.copyto(self._mask_host.numpy(), self._mask(next_obs))
+            if self.next_mask is not self._mask_host:
+                self.next_mask.copy_(self._mask_host, non_blocking=True)
         rows, next_rows = self._inputs.rows(obs, self._obs), self._inputs.rows(next_obs, self._next_obs)
         normalisation = None
         if self._statistics is not None:

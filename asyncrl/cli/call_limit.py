@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncrl.actors.limits import AwakeClock
+from asyncrl.cli.output import print_error
 from asyncrl.errors import EnvironmentHung
 from asyncrl.printable import TRACEBACK_LIMIT, printable
 
@@ -70,8 +71,7 @@ class CallLimit:
         )
         with contextlib.suppress(Exception):
             self._on_hang()
-        with contextlib.suppress(OSError, ValueError):
-            print(error, file=sys.stderr, flush=True)
+        print_error(str(error))
         os._exit(error.exit_code)
 
     def __enter__(self) -> CallLimit:

@@ -12,10 +12,13 @@ def main() -> int:
     """Run the command of `sys.argv`; returns its exit code."""
     try:
         from asyncrl.cli.main import main as run
+        from asyncrl.cli.output import exit_if_unread
         from asyncrl.run.switching import own_process
 
         with own_process():
-            return run()
+            code = run()
+        exit_if_unread(code)
+        return code
     except KeyboardInterrupt:
         _say_interrupted()
         return INTERRUPTED

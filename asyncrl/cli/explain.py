@@ -6,6 +6,7 @@ It is collected from the records, the presets and the table of other libraries' 
 from __future__ import annotations
 
 import argparse
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -20,7 +21,7 @@ from asyncrl.other_names import other_names
 
 RUN = "run"
 WIDTH = 100
-PROBES: tuple[Any, ...] = (-1, 0, 100_000, -1.0, 0.0, 1e10, (), (0,))
+PROBES: tuple[Any, ...] = (-1, 0, 1, 100_000, -1.0, 0.0, 1e10, (), (0,))
 """Values that may be outside of a range."""
 
 
@@ -109,7 +110,7 @@ def _facts(name: str, owners: Mapping[str, Option]) -> list[str]:
         ],
         "file": [f"[{'trainer' if of_run else example}] {name} = ..."],
         "type": [_by_owner({owner: describe(option.type) for owner, option in owners.items()})],
-        "range": [_by_owner({owner: allowed(owner, option) for owner, option in owners.items()})],
+        "range": [_range(owners)],
         "default": [_by_owner({owner: _default(option) for owner, option in owners.items()})],
         "presets": _presets(name, owners),
         "elsewhere": [
@@ -168,7 +169,28 @@ def allowed(owner: str, option: Option) -> str:
                 rules.append(rule)
         except (TypeError, ArithmeticError):
             continue
-    return " and ".join(rules)
+    return _one_range(rules)
+
+
+def _one_range(rules: Sequence[str]) -> str:
+    """One text for all rules: `from 1 to 255` for `at least 1` and `at most 255`."""
+    least = [rule for rule in rules if re.fullmatch(r"at least [\d.]+", rule)]
+    if len(least) > 1:
+        highest = max(least, key=lambda rule: float(rule.split()[-1]))
+        rules = [rule for rule in rules if rule not in least or rule == highest]
+    text = " and ".join(rules)
+    both = re.fullmatch(r"at least (\S+) and at most (\S+)", text)
+    if both is not None:
+        return f"from {both[1]} to {both[2]}"
+    if set(rules) == {"from 0 to 1", "greater than 0"}:
+        return "greater than 0 and at most 1"
+    return text
+
+
+def _range(owners: Mapping[str, Option]) -> str:
+    """Range of an option for its owners, without those whose description says it already."""
+    ranges = {owner: allowed(owner, option) for owner, option in owners.items()}
+    return _by_owner({owner: rule for owner, rule in ranges.items() if rule not in owners[owner].help})
 
 
 def _presets(name: str, owners: Mapping[str, Option]) -> list[str]:

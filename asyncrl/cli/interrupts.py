@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable
@@ -84,23 +85,25 @@ class Interrupts:
         if count == 1:
             again = "Ctrl-C" if number == signal.SIGHUP else "once more"
             text = f"{signal.Signals(number).name}: stopping, {again} to kill"
-            if self.notify is None:
-                self._print(f"{text}\n")
-            # On another thread: the interrupted one may hold a lock that `stop` or `notify` takes.
+            # On another thread: the interrupted one may hold a lock that `stop` or `notify` takes, and a text to a full
+            # pipe that nobody reads never returns.
             threading.Thread(
                 target=self._stop, args=(self._run, text), name="asyncrl-stop", daemon=True
             ).start()
             return
-        self._print("killed\n")
         self._run.kill()
+        self._print("killed\n")
         os._exit(EXIT_CODE)
 
     def _stop(self, run: Stoppable, text: str) -> None:
         run.stop("interrupted")
         if self.notify is not None:
             self.notify(text)
+        else:
+            self._print(f"{text}\n")
 
     def _print(self, text: str) -> None:
-        # `os.write`, as the handler may have interrupted a `print`.
+        # `os.write`, as the handler may have interrupted a `print`; and only if there is room for it.
         with contextlib.suppress(OSError):
-            os.write(2, text.encode())
+            if select.select((), (2,), (), 0)[1]:
+                os.write(2, text.encode())

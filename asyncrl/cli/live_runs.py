@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from asyncrl.show.kept_run import LOCK, KeptRun, is_run
+from asyncrl.show.kept_run import LOCK, KeptRun, is_run, read_text
 
 FORK_SERVER = "asyncrl.actors.forkserver"
 ASK_SECONDS = 1.0
@@ -127,9 +127,9 @@ def _directories(process: psutil.Process) -> Iterator[Path]:
 def _page_of(path: Path) -> list[tuple[str, str]]:
     """Address and token of the page of the run in directory `path`; empty without a page."""
     try:
-        page = json.loads((path / "http.json").read_text(encoding="utf-8"))
+        page = json.loads(read_text(path / "http.json"))
         return [(str(page["url"]).partition("#")[0].rstrip("/"), str(page["token"]))]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
 
 

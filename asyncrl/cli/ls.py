@@ -50,12 +50,18 @@ def _facts(run: KeptRun, folder: Path) -> dict[str, Any]:
     }
 
 
+def _final(run: dict[str, Any]) -> str:
+    """The final return, or that a run which has ended has none, in the words of its own last lines."""
+    never = run["final"] is None and run["best"] is None and run["state"] != "running"
+    return "not evaluated" if never else number(run["final"])
+
+
 def _table(runs: Sequence[dict[str, Any]]) -> str:
     header = ("run", "env", "algo", "seed", "state", "steps", "best", "final", "age")
     rows = [
         (
             *(run["run"], run["env"], run["algo"], "-" if run["seed"] is None else str(run["seed"])),
-            *(run["state"], f"{run['steps']:,}", number(run["best"]), number(run["final"])),
+            *(run["state"], f"{run['steps']:,}", number(run["best"]), _final(run)),
             age(run["age_seconds"]),
         )
         for run in runs

@@ -21,6 +21,7 @@ from typing import TextIO
 
 import asyncrl.learning.clock  # noqa: F401  (first: it reads the start time)
 from asyncrl.cli.flags import Parser
+from asyncrl.cli.output import print_error, without_waiting
 from asyncrl.cli.table import COMMANDS, Command
 from asyncrl.errors import AsyncRLError, AsyncRLWarning, ResourceError
 from asyncrl.options import near_miss
@@ -35,13 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = _dispatch(given)
-        sys.stdout.flush()
+        without_waiting("stdout", sys.stdout.flush)
         return code
     except AsyncRLError as error:
-        _print_error(str(error))
+        print_error(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _print_error("interrupted")
+        print_error("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         from asyncrl.show.console import discard
@@ -53,12 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from asyncrl.storage.disk_space import DISK_FAILS
 
         if _working_directory_is_gone():
-            _print_error("the working directory was deleted; change to another one")
+            print_error("the working directory was deleted; change to another one")
             return 1
         if error.errno not in DISK_FAILS:
             raise
         discard(sys.stdout)
-        _print_error(f"{error.filename or 'the output'} cannot be written: {error.strerror}")
+        print_error(f"{error.filename or 'the output'} cannot be written: {error.strerror}")
         return ResourceError.exit_code
 
 
@@ -84,11 +85,6 @@ def _working_directory_is_gone() -> bool:
     except FileNotFoundError:
         return True
     return False
-
-
-def _print_error(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -151,7 +147,7 @@ def _show_warnings_plainly() -> None:
         line: str | None = None,
     ) -> None:
         if issubclass(category, AsyncRLWarning):
-            _print_error(f"warning: {message}")
+            print_error(f"warning: {message}")
         else:
             before(message, category, filename, lineno, file, line)
 

@@ -26,7 +26,7 @@ def text_table(
         right: titles of the right-aligned columns.
         whole: titles of columns that are never shortened; then a line may be longer.
     """
-    table = [list(header), *(list(row) for row in rows)]
+    table = [list(header), *([_escaped(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
     free = [column for column, title in enumerate(header) if title not in whole]
     while sum(widths) + 2 * (len(widths) - 1) > WIDEST:
@@ -35,6 +35,11 @@ def text_table(
             break
         widths[widest] -= 1
     return "\n".join(_line(row, widths, [title in right for title in header]) for row in table)
+
+
+def _escaped(text: str) -> str:
+    """Escape control characters and bytes that are no text: a run's name or options must not drive the terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _line(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:

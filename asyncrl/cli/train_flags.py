@@ -6,17 +6,18 @@ asyncrl train --help dqn      and those of DQN
 
 from __future__ import annotations
 
-import sys
+import itertools
 from collections.abc import Sequence
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.registry import algorithm_name
 from asyncrl.cli.flags import Parser, add_flags, flag_of
+from asyncrl.cli.output import print_error
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import AsyncRLError
 from asyncrl.options import near_miss, option_help
 from asyncrl.other_names import answer as other_answer
-from asyncrl.other_names import other_names
+from asyncrl.other_names import closest_algorithm, other_names
 
 NOT_A_FIELD = ("config",)
 """Flags of the command that are no options of a run."""
@@ -83,7 +84,7 @@ def algorithms_named(arguments: Sequence[str]) -> list[str]:
 def last_value(arguments: Sequence[str], flag: str) -> str | None:
     """Last value of a flag in unparsed arguments, None if it is not given."""
     value = None
-    for word, following in zip(arguments, [*arguments[1:], None], strict=True):
+    for word, following in itertools.pairwise([*arguments, None]):
         if word == flag:
             value = following
         elif word.startswith(f"{flag}="):
@@ -99,6 +100,8 @@ def answer(flag: str, algorithm: str | None) -> str | None:
         algorithm: the chosen algorithm, None if there is none.
     """
     name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+    if name == "env":
+        return "the environment is the first argument: asyncrl train CartPole-v1 --algo dqn"
     prefix, _, option = name.rpartition(".")
     owner = algorithm_name(prefix) if prefix else algorithm
     if owner is not None and owner in ALGORITHMS and owner != algorithm:
@@ -148,6 +151,8 @@ def check_algorithm(parser: Parser, name: str) -> None:
     """Exit with code 2 unless `name` is an algorithm; "" means that none was given."""
     if not name:
         parser.error(f"--algo is missing; one of {', '.join(ALGORITHMS)}")
+    if (closest := closest_algorithm(name)[1]) and name not in ALGORITHMS:
+        parser.error(closest)
     if name not in ALGORITHMS:
         parser.unknown("algorithm", name, near_miss(name, ALGORITHMS) or ", ".join(ALGORITHMS))
 
@@ -159,5 +164,5 @@ def reported_as_usage(error: ValueError, command: str, algorithm: str | None) ->
     if isinstance(error, AsyncRLError) or name not in {*option_help(TrainerConfig), *of_algorithm}:
         raise error
     flag = flag_of(name, "" if name in option_help(TrainerConfig) else f"{algorithm}.")
-    print(f"asyncrl {command}: error: argument {flag}: {error}", file=sys.stderr, flush=True)
+    print_error(f"asyncrl {command}: error: argument {flag}: {error}")
     return 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import sys
@@ -12,8 +13,10 @@ from typing import Any
 
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.cli.interrupts import EXIT_CODE, Interrupts
+from asyncrl.cli.output import without_waiting
 from asyncrl.cli.table import COMMANDS
 from asyncrl.config import TrainerConfig
+from asyncrl.errors import ResourceError
 from asyncrl.learning.clock import PROGRAM_START
 from asyncrl.printable import error_text
 from asyncrl.protocols import Algorithm
@@ -39,7 +42,10 @@ def train(config: TrainerConfig, algorithm: Algorithm, server: ForkServer, inter
 
 
 def learn(trainer: Trainer, interrupts: Interrupts) -> int:
-    """Run a trainer with the terminal view, then close it; otherwise like `train`."""
+    """Run a trainer with the terminal view, then close it; otherwise like `train`.
+
+    The exit code is 4 if the run's last checkpoint could not be written.
+    """
     with trainer:
         interrupts.run = trainer
         console = RunConsole()
@@ -61,20 +67,22 @@ def learn(trainer: Trainer, interrupts: Interrupts) -> int:
         finally:
             console.close()
         _print_result(result, _best(trainer))
+    if result.run_dir is not None and result.unsaved:
+        return ResourceError.exit_code
     return EXIT_CODE if interrupts.count else 0
 
 
 def _print_result(result: TrainResult, best: EvaluationResult | None) -> None:
     """Print the closing lines on rank 0, and keep a policy that is in no checkpoint.
 
-    A closed terminal or pipe does not change the exit code.
+    A closed terminal or pipe does not change the exit code, and one that nobody reads does not delay it.
     """
     if not LEADS:
         return
     kept = keep_elsewhere(result)  # before anything is printed, which may fail
-    lines = [describe_result(result, best), kept]
+    text = "\n".join(filter(None, [describe_result(result, best), kept]))
     try:
-        print("\n".join(filter(None, lines)), flush=True)
+        without_waiting("stdout", lambda: print(text, flush=True))
     except OSError:
         discard(sys.stdout)
 
@@ -122,7 +130,13 @@ def _files(run_dir: Path | None, saved: bool) -> list[str]:
         return [f"files         {run_dir}"]
     path = shlex.quote(str(run_dir))
     commands = [f"asyncrl {name} {path}{rest}" for name, rest in NEXT.items() if name in COMMANDS]
-    return [f"files         {run_dir}", *(f"{'next' * (not i):<13} {c}" for i, c in enumerate(commands))]
+    extra = 'tb/ is not written: TensorBoard is not installed (pip install "asyncrl[tensorboard]")'
+    missing = [] if importlib.util.find_spec("tensorboard") else [f"{'':<13} {extra}"]
+    return [
+        f"files         {run_dir}",
+        *missing,
+        *(f"{'next' * (not i):<13} {c}" for i, c in enumerate(commands)),
+    ]
 
 
 def _target_line(summary: dict[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.envs.observations import mask_reader
+from asyncrl.envs.observations import kind_of_observations, mask_reader, stored_as
 from asyncrl.errors import (
     AsyncRLError,
     AutoresetUnknown,
@@ -29,6 +29,10 @@ from asyncrl.printable import TRACEBACK_LIMIT, error_text, printable
 NEXT_STEP, DISABLED = "NextStep", "Disabled"
 _CHECK_SEED = 0
 _SCALARS = ("reward", "terminated", "truncated")
+_WEIGH = "weigh the objectives: --wrapper mo_gymnasium.wrappers:LinearReward, or a wrapper of yours that does"
+"""Fix for a vector of rewards, as environments of MO-Gymnasium return it."""
+_STORED = ("Box", "MultiBinary", "Discrete", "MultiDiscrete")
+"""Kinds of parts of a structured observation that are stored; text is left out, others are refused."""
 
 
 def spec_of(name: str, env: Any) -> EnvSpec:
@@ -43,7 +47,7 @@ def spec_of(name: str, env: Any) -> EnvSpec:
         autoreset_mode(name, env)
     obs_space = env.observation_space if vector_envs is None else env.single_observation_space
     action_space = env.action_space if vector_envs is None else env.single_action_space
-    shape, dtype = _observation_storage(name, obs_space)
+    shape, dtype = _observation_storage(name, obs_space, vector_envs is not None)
     registered = getattr(env, "spec", None)
     return EnvSpec(
         name=name,
@@ -54,6 +58,8 @@ def spec_of(name: str, env: Any) -> EnvSpec:
         reward_threshold=getattr(registered, "reward_threshold", None),
         vector_envs=None if vector_envs is None else int(vector_envs),
         leaves=getattr(env, "packed_leaves", ()),
+        observation_kind=kind_of_observations(env),
+        unread=getattr(env, "unread", ()),
     )
 
 
@@ -73,7 +79,7 @@ def require_spaces(spec: EnvSpec, env: Any) -> None:
 
 
 def _stored(spec: EnvSpec) -> tuple[object, ...]:
-    return spec.observation_shape, spec.observation_dtype, spec.leaves
+    return spec.observation_shape, spec.observation_dtype, tuple(stored_as(leaf) for leaf in spec.leaves)
 
 
 def autoreset_mode(name: str, env: Any) -> str:
@@ -90,30 +96,66 @@ def autoreset_mode(name: str, env: Any) -> str:
         "does not declare its autoreset mode" if declared is None else f"declares autoreset mode {declared}"
     )
     where = "its class" if declared is None else "its constructor (or gymnasium.make_vec)"
+    fix = (
+        f'set metadata["autoreset_mode"] = gymnasium.vector.AutoresetMode.NEXT_STEP (or DISABLED) in {where}'
+    )
+    if declared is None:
+        fix += (
+            ", or say by a wrapper what it does: --wrapper asyncrl.envs.vectors:NextStep (SameStep, Disabled)"
+        )
     raise AutoresetUnknown(
         f"The vector environment {name} {said}; the true final observation of an episode would be lost.",
         facts={"class": type(env).__qualname__, "metadata['autoreset_mode']": declared},
-        fix='set metadata["autoreset_mode"] = gymnasium.vector.AutoresetMode.NEXT_STEP (or DISABLED) in '
-        f"{where}, and behave so",
+        fix=fix,
     )
 
 
-def _observation_storage(name: str, space: Any) -> tuple[tuple[int, ...], str]:
+def _observation_storage(name: str, space: Any, in_vector: bool) -> tuple[tuple[int, ...], str]:
     kind = type(space).__name__
     if kind not in ("Box", "MultiBinary"):
-        flattens = kind in ("Dict", "Tuple", "Discrete", "MultiDiscrete", "OneOf")
-        fix = (
-            "flatten it, in a factory: lambda: gymnasium.wrappers.FlattenObservation(gymnasium.make(...))"
-            if flattens
-            else "wrap it in a gymnasium.ObservationWrapper that returns a Box"
-        )
-        raise SpacesDoNotFit(
-            f"A stream holds one array per step, but the observation space of {name} is {kind}.",
-            facts={"observation space": space},
-            fix=fix,
-        )
+        raise _no_array(name, space, in_vector)
     dtype = np.dtype(space.dtype)
+    if 0 in space.shape:
+        raise SpacesDoNotFit(
+            f"Every axis of an observation must be at least 1, but that of {name} has shape {tuple(space.shape)}.",
+            facts={"observation space": space},
+            fix="give the policy something to see, such as a constant: a Box of shape (1,)",
+        )
     return tuple(int(n) for n in space.shape), "float32" if dtype == np.float64 else dtype.name
+
+
+def _no_array(name: str, space: Any, in_vector: bool) -> SpacesDoNotFit:
+    """Return the error for observations that are not one array, and that `asyncrl.envs.packing` did not make one."""
+    is_what = type(space).__name__
+    fix = "wrap it in a gymnasium.ObservationWrapper that returns a Box"
+    if in_vector:
+        fix = (
+            "give a single environment, of which an actor steps several (envs_per_actor), or flatten the vector's "
+            "observations: gymnasium.wrappers.vector.FlattenObservation"
+        )
+    elif type(space).__name__ == "OneOf":
+        fix = "flatten it, in a factory: lambda: gymnasium.wrappers.FlattenObservation(gymnasium.make(...))"
+    elif parts := _parts(space):
+        odd = [f"{key!r} is {type(part).__name__}" for key, part in parts if not _is_taken(part)]
+        is_what += ", and its part " + ", ".join(odd) if odd else " without a part that is an array"
+        fix = "leave that part out or turn it into a Box: wrap the environment in a gymnasium.ObservationWrapper"
+    return SpacesDoNotFit(
+        f"A stream holds one array per step, but the observation space of {name} is {is_what}.",
+        facts={"observation space": space},
+        fix=fix,
+    )
+
+
+def _is_taken(part: Any) -> bool:
+    return type(part).__name__ in _STORED or np.dtype(getattr(part, "dtype", None)).kind == "U"
+
+
+def _parts(space: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Return the innermost parts of a Dict or Tuple space with their paths, `robot.name`; [] for other spaces."""
+    if type(space).__name__ not in ("Dict", "Tuple"):
+        return [(path.removeprefix("."), space)] if path else []
+    inner = space.spaces.items() if type(space).__name__ == "Dict" else enumerate(space.spaces)
+    return [found for key, part in inner for found in _parts(part, f"{path}.{key}")]
 
 
 def _action_spec(name: str, space: Any) -> ActionSpec:
@@ -156,10 +198,15 @@ def check_calls(name: str, env: Any, spec: EnvSpec) -> None:
     obs = check_reset(name, _call(name, "reset(seed=0)", lambda: env.reset(seed=_CHECK_SEED)))
     shape, dtype = (*batch, *spec.observation_shape), np.dtype(env.observation_space.dtype)
     obs = check_observation(name, "reset", obs, shape, dtype)
-    env.action_space.seed(_CHECK_SEED)
+    seed_actions(env)
     action = random_action(env, spec, obs)
     step = check_step(name, _call(name, "step", lambda: env.step(action), action), batch)
     check_observation(name, "step", step[0], shape, dtype)
+
+
+def seed_actions(env: Any) -> None:
+    """Seed the space that `random_action` draws from."""
+    (env.single_action_space if _has_single_spaces(env) else env.action_space).seed(_CHECK_SEED)
 
 
 def random_action(env: Any, spec: EnvSpec, obs: Any) -> Any:
@@ -168,12 +215,27 @@ def random_action(env: Any, spec: EnvSpec, obs: Any) -> Any:
     An environment may raise for a forbidden action. Masks of MultiBinary spaces are ignored.
     """
     space, read = env.action_space, mask_reader(spec)
+    if _has_single_spaces(env):
+        return np.stack([env.single_action_space.sample() for _ in range(env.num_envs)])
     if read is None or type(space).__name__ == "MultiBinary":
         return space.sample()
     mask = read(np.asarray(obs)[None])[0].astype(np.int8)
     if isinstance(spec.action, MultiDiscreteAction):
         return space.sample(tuple(np.split(mask, np.cumsum(spec.action.nvec)[:-1])))
     return space.sample(mask)
+
+
+def observations_fit(env: Any, obs: Any) -> bool:
+    """Whether `obs`, one observation or those of a vector, lies in its space."""
+    obs = np.asarray(obs)
+    if _has_single_spaces(env):
+        return all(env.single_observation_space.contains(one) for one in obs)
+    return bool(env.observation_space.contains(obs))
+
+
+def _has_single_spaces(env: Any) -> bool:
+    """Whether a vector environment gives the space of one environment as that of all, as EnvPool does."""
+    return hasattr(env, "num_envs") and bool(env.action_space == env.single_action_space)
 
 
 def _call(name: str, call: str, function: Any, action: object = None) -> Any:
@@ -211,32 +273,45 @@ def check_step(name: str, returned: Any, batch: tuple[int, ...] = ()) -> tuple[A
     for value, what, kind in zip(returned[1:4], _SCALARS, ("number", "bool", "bool"), strict=True):
         if (shape := np.shape(value)) != batch:
             wanted = "number" if not batch else f"array of shape {batch}"
-            raise _old(
-                name, "step", f"returned {what} {value!r} of shape {shape}", f"return a {wanted} there"
-            )
-        if not is_real(value):
+            did = f"returned {what} {value!r} of shape {shape}"
+            objectives = what == "reward" and len(shape) == len(batch) + 1 and shape[-1] > 1
+            fix = _WEIGH if objectives and not batch else ""
+            raise _old(name, "step", did, f"return a {wanted} there", fix)
+        if not is_real(value) or (kind == "bool" and np.not_equal(value, value).any()):  # NaN is no end
             kind = kind if not batch else f"array of {kind}s"
             raise _old(name, "step", f"returned {value!r} as {what}", f"return a {kind} there")
     return returned
 
 
 def is_real(values: object) -> bool:
-    """Whether values are real numbers, bools or objects such as None (False), not text, complex numbers or times.
+    """Whether values are real numbers, bools or objects of such, not None, text, complex numbers or times.
 
-    NumPy would convert the latter: "1.5" to a number, 1j to its real part, five seconds to 5; Python "False" to True.
+    NumPy would convert the latter: None to NaN, "1.5" to a number, 1j to its real part, five seconds to 5; Python
+    "False" to True.
     """
     array = np.asarray(values)
     if array.dtype.kind == "O":
-        return not any(isinstance(value, str | bytes | complex) for value in array.flat)
+        return not any(value is None or isinstance(value, str | bytes | complex) for value in array.flat)
     return array.dtype.kind in "fiub"
 
 
 def check_observation(
     name: str, call: str, obs: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    """Return `obs` if it is an array of that shape and dtype. Raises `ObservationOffSpace` (ASYNC012)."""
-    if isinstance(obs, (np.ndarray, np.generic)) and obs.shape == shape and obs.dtype == dtype:
-        return np.asarray(obs)
+    """Return `obs` as an array of that shape and dtype, if that changes no value.
+
+    Arrays of other libraries (JAX) are converted, and narrower numbers. An array of the right dtype is not copied.
+
+    Raises:
+        ObservationOffSpace: it has another shape, or a dtype that holds values which `dtype` does not (ASYNC012).
+    """
+    if not isinstance(obs, (np.ndarray, np.generic)) and hasattr(obs, "__array__"):
+        obs = np.asarray(obs)
+    if isinstance(obs, (np.ndarray, np.generic)) and obs.shape == shape:
+        if obs.dtype == dtype:
+            return np.asarray(obs)
+        if np.can_cast(obs.dtype, dtype, "safe"):
+            return np.asarray(obs, dtype)
     if not isinstance(obs, (np.ndarray, np.generic)):
         got, fix = _shape_of(obs), f"return np.asarray(obs, dtype=np.{dtype.name})"
     else:
@@ -247,28 +322,44 @@ def check_observation(
     raise ObservationOffSpace(
         f"An observation of {name} is off its space: got {got}, expected {dtype.name} of shape {shape}.",
         facts={"call": call, "got": got, "expected": f"{dtype.name} of shape {shape}"},
-        fix=f"in the environment: {fix}",
+        fix=f"in the environment, or in a gymnasium.ObservationWrapper around it: {fix}",
     )
 
 
 def not_an_environment(name: str, thing: object) -> AsyncRLError:
     """Return the error for a factory whose result is not a gymnasium environment."""
+    if hasattr(thing, "possible_agents"):
+        return EnvironmentNotBuilt(
+            f"The factory {name} returned an environment of several agents (PettingZoo), and a run trains one policy.",
+            facts={"agents": ", ".join(map(str, thing.possible_agents))},
+            fix="let one policy act for all of them: a function that returns supersuit.pettingzoo_env_to_vec_env_v1("
+            "env), env being parallel, and --wrapper asyncrl.envs.vectors:SameStep",
+        )
     if hasattr(thing, "step") and hasattr(thing, "reset"):
         kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
-        return _old(
-            name, "the constructor", f"returned {kind}, not a gymnasium.Env", "derive from gymnasium.Env"
+        did, must = f"returned {kind}, not a gymnasium.Env", "derive from gymnasium.Env"
+        fix = (
+            "wrap it in shimmy.GymV21CompatibilityV0 (or GymV26CompatibilityV0)" if _is_old_gym(thing) else ""
         )
+        return _old(name, "the constructor", did, must, fix)
     return EnvironmentNotBuilt(
         f"The factory {name} returned {type(thing).__name__}, not an environment.",
         fix="return a gymnasium.Env or a gymnasium.vector.VectorEnv",
     )
 
 
-def _old(name: str, call: str, did: str, must: str) -> OldGymAPI:
+def _is_old_gym(thing: object) -> bool:
+    """Whether `thing` is an environment of the package gym, which came before gymnasium."""
+    gym = sys.modules.get("gym")
+    return gym is not None and isinstance(thing, gym.Env)
+
+
+def _old(name: str, call: str, did: str, must: str, fix: str = "") -> OldGymAPI:
     return OldGymAPI(
         f"The environment {name} does not speak Gymnasium's API: {call} {did}; it must {must}.",
         facts={"call": call, "did": did, "must": must},
-        fix="change the environment, or wrap it in shimmy.GymV21CompatibilityV0",
+        fix=fix
+        or "change the environment, or write a gymnasium.Env of a dozen lines that calls it and does so",
     )
 
 

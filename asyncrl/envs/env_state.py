@@ -13,7 +13,7 @@ from typing import Any
 
 import cloudpickle
 
-from asyncrl.printable import error_text
+from asyncrl.printable import describe_error
 
 
 class StateNotKept(Exception):
@@ -52,7 +52,7 @@ def pack_state(state: object) -> bytes:
     except StateNotKept:
         raise
     except Exception as error:
-        raise StateNotKept(f"{type(error).__name__}: {error_text(error)}") from error
+        raise StateNotKept(describe_error(error)) from error
     return file.getvalue()
 
 

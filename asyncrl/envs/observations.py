@@ -2,17 +2,115 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import SpacesDoNotFit
-from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, Leaf
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, Leaf, MultiDiscreteAction, ObservationKind
 
 SMALLEST_IMAGE = 8
 """Smallest side of an image; arrays of bytes with a shorter side are not images."""
+SMALLEST_GRID = 5
+"""Smallest side of a grid."""
+SMALLEST_PICTURE = 28
+"""Smallest longer side of bytes 0 to 255 with three axes that are an image and not a grid.
+
+Nothing but the size tells them apart, as MiniGrid declares 0 to 255 for its cells of 0 to 10. Its largest grids have 25
+cells a side; the smallest images in use, those of MNIST, 28 pixels.
+"""
+
+
+def kind_of(space: Any) -> ObservationKind:
+    """What the arrays of a Box or MultiBinary space are.
+
+        image    uint8 from 0 to 255: `[H, W]` from 8 x 8 on, three axes with a side of 28 or more, or a stack of these
+        grid     other bools and whole numbers with a range of at most 255: `[H, W, C]` or `[C, H, W]` from 5 x 5 cells
+                 on, and bytes `[H, W]` from 8 x 8 on
+        values   everything else
+
+    Only bytes of images are divided by 255. Stable-Baselines3 does so for all uint8 arrays of three axes from 0 to 255,
+    and the cells of MiniGrid, 0 to 10, become 0 to 0.04, from which nothing is learned. Division of other bytes by
+    their upper bound was rejected: bounds are often declared carelessly, and whole numbers of other dtypes are not
+    scaled either; `normalize_observations` learns their scale.
+    """
+    shape, dtype = tuple(space.shape), np.dtype(space.dtype)
+    if dtype.kind not in "biu" or len(shape) < 2:
+        return "values"
+    if _holds_images(space, shape):
+        return "image"
+    cells = grid_sides(shape)
+    smallest = SMALLEST_GRID
+    if len(shape) == 2 and dtype == np.uint8:
+        cells, smallest = shape, SMALLEST_IMAGE
+    small_range = dtype.itemsize == 1 or float(np.max(space.high)) - float(np.min(space.low)) <= 255
+    return "grid" if cells and min(cells) >= smallest and small_range else "values"
+
+
+def _holds_images(space: Any, shape: tuple[int, ...]) -> bool:
+    if len(shape) == 4:
+        return _holds_images(space, shape[1:])
+    if not _all_bytes(space) or len(shape) not in (2, 3):
+        return False
+    sides = shape if len(shape) == 2 else grid_sides(shape)
+    return min(sides) >= SMALLEST_IMAGE and (len(shape) == 2 or max(sides) >= SMALLEST_PICTURE)
+
+
+def _all_bytes(space: Any) -> bool:
+    """Whether a space is a Box of bytes from 0 to 255."""
+    if type(space).__name__ != "Box" or np.dtype(space.dtype) != np.uint8:
+        return False
+    return bool((space.low == 0).all() and (space.high == 255).all())
+
+
+def grid_sides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Height and width of `[H, W, C]` or `[C, H, W]`; empty for another number of axes.
+
+    The two axes of equal length are the sides; without such a pair C is the shorter of the first and the last axis.
+    """
+    if len(shape) != 3:
+        return ()
+    return shape[1:] if channels_come_first(shape) else shape[:2]
+
+
+def channels_come_first(shape: tuple[int, ...]) -> bool:
+    """Whether the channels of three axes are the first; see `grid_sides`."""
+    first, second, last = shape
+    if (first == second) != (second == last):
+        return second == last
+    return first < last
+
+
+def kind_of_observations(env: Any) -> ObservationKind:
+    """What the observations of an environment or a vector of them are; see `kind_of`.
+
+    Bytes from 0 to 255 come from an image if one of the wrapped environments returns one: an image that was
+    flattened, made smaller or stacked is still one. The bytes of Atari's memory use the whole range as well.
+    """
+    if hasattr(env, "packed_leaves"):  # its rows are no array of one kind: the leaves have theirs
+        return "values"
+    kind, inner = kind_of(_single_space(env)), env
+    if kind == "image" or not _all_bytes(_single_space(env)):
+        return kind
+    while (deeper := _wrapped(inner)) is not None:
+        inner = deeper
+        if _all_bytes(space := _single_space(inner)) and kind_of(space) == "image":
+            return "image"
+    return "image" if getattr(inner, "_obs_type", None) == "ram" else kind
+
+
+def _single_space(env: Any) -> Any:
+    return getattr(env, "single_observation_space", None) or env.observation_space
+
+
+def _wrapped(env: Any) -> Any:
+    """The environment inside of a wrapper, or the first one of a vector; None if there is none."""
+    inside = getattr(env, "envs", None)
+    if isinstance(inside, list | tuple) and inside:
+        return inside[0]
+    return None if getattr(env, "unwrapped", env) is env else getattr(env, "env", None)
 
 
 @dataclass(frozen=True)
@@ -23,6 +121,7 @@ class Image:
         frames: number of images in the stack.
         height, width, channels: shape of one image.
         channels_first: whether an image is `[channels, height, width]`, else `[height, width, channels]`.
+        grid: whether it is a grid of cells; see `kind_of`.
     """
 
     frames: int
@@ -30,6 +129,7 @@ class Image:
     width: int
     channels: int
     channels_first: bool
+    grid: bool = False
 
     @property
     def values(self) -> int:
@@ -38,16 +138,18 @@ class Image:
 
 
 def image_of(spec: EnvSpec, *, bytes_only: bool = True) -> Image | None:
-    """Return the image shape of the observations, or None if they are not images.
+    """Return the image shape of the observations, or None if they are neither images nor a grid.
 
     An image is an array of bytes of at least 8 x 8, `[H, W]`, `[H, W, C]` or `[C, H, W]`; C is the shorter of first and
-    last axis.
+    last axis. A grid is what `kind_of` says, of any dtype.
 
     Args:
         spec: the policy's view of the environment, stacked frames included.
-        bytes_only: whether the dtype must be uint8.
+        bytes_only: whether the dtype of an image must be uint8.
     """
     shape = spec.observation_shape[1:] if spec.frame_stack > 1 else spec.observation_shape
+    if spec.observation_kind == "grid":
+        return _grid_of(shape, spec.frame_stack)
     if (bytes_only and spec.observation_dtype != "uint8") or len(shape) not in (2, 3):
         return None
     channels_first = len(shape) == 3 and shape[0] < shape[2]
@@ -60,6 +162,22 @@ def image_of(spec: EnvSpec, *, bytes_only: bool = True) -> Image | None:
     if min(height, width) < SMALLEST_IMAGE:
         return None
     return Image(spec.frame_stack, height, width, channels, channels_first)
+
+
+def _grid_of(shape: tuple[int, ...], frames: int) -> Image:
+    if len(shape) == 2:
+        return Image(frames, *shape, 1, False, grid=True)
+    first = channels_come_first(shape)
+    height, width = grid_sides(shape)
+    return Image(frames, height, width, shape[0] if first else shape[2], first, grid=True)
+
+
+def unread_text(spec: EnvSpec) -> str:
+    """Sentence about the parts of the observation that are text; "" if there are none."""
+    if not spec.unread:
+        return ""
+    parts = ", ".join(spec.unread)
+    return f"the observation's text is left out ({parts}): a policy reads numbers only; turn what it needs into a Box"
 
 
 FORBIDDEN = np.float32(-1e8)
@@ -136,16 +254,22 @@ class MaskReader:
 
     def __init__(self, spec: EnvSpec, at: slice) -> None:
         image = any(leaf.path == (MASK_KEY,) and leaf.kind == "image" for leaf in spec.leaves)
+        self._sizes = spec.action.nvec if isinstance(spec.action, MultiDiscreteAction) else ()
+        self._starts = np.cumsum((0, *self._sizes[:-1])) if self._sizes else None
         self._at, self._float_bytes = at, spec.observation_dtype == "uint8" and not image
 
     def __call__(self, obs: NDArray[Any]) -> NDArray[np.bool_]:
-        """`[R, A]`, whether each action is allowed; all are if the mask allows none (a terminal observation)."""
+        """`[R, A]`, whether each choice is allowed; all of an action's are if none is (a terminal observation)."""
         newest = obs[:, -1] if obs.ndim == 3 else obs
         values = newest[:, self._at]
         if self._float_bytes:
             values = np.ascontiguousarray(values).view(np.float32)
         mask: NDArray[np.bool_] = values > 0.5
-        mask |= ~mask.any(axis=1, keepdims=True)
+        if self._starts is None:
+            mask |= ~mask.any(axis=1, keepdims=True)
+        else:
+            empty = ~np.logical_or.reduceat(mask, self._starts, axis=1)
+            mask |= np.repeat(empty, self._sizes, axis=1)
         return mask
 
 
@@ -220,7 +344,7 @@ def _leaf_values(array: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
         if array.dtype.char != "B" and (kind == "f" or array.min() < 0 or array.max() > 255):
             raise ValueError(f"{_name_of(leaf)} must be bytes from 0 to 255, got {array.dtype}")
         return np.ascontiguousarray(array, np.uint8).reshape(-1)
-    if leaf.kind == "values":
+    if leaf.kind in ("values", "grid"):
         return np.ascontiguousarray(array, np.float32).reshape(-1)
     if kind == "f" and not (array == np.rint(array)).all():
         raise ValueError(f"{_name_of(leaf)} must be of whole numbers, got {array}")
@@ -232,6 +356,11 @@ def _leaf_values(array: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
         out[start + int(choice - first)] = 1.0
         start += count
     return out
+
+
+def stored_as(leaf: Leaf) -> Leaf:
+    """The leaf as a row holds it: a grid is stored as values are."""
+    return replace(leaf, kind="values") if leaf.kind == "grid" else leaf
 
 
 def _name_of(leaf: Leaf) -> str:

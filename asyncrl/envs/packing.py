@@ -1,7 +1,9 @@
 """Structured observations as rows: Dict, Tuple, Discrete and MultiDiscrete spaces become one array per step.
 
 Choices become one-hot and the row is float32, as in `gymnasium.spaces.flatten`. If a leaf is an image the row is of
-bytes, because float32 would make a replay of images four times as large.
+bytes, because float32 would make a replay of images four times as large. Text is left out: no policy reads it.
+
+An environment with a method `action_masks()` gets its masks into the observation.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
-from asyncrl.envs.observations import MASK_KEY, NotFinite, image_of, pack
+from asyncrl.envs.observations import MASK_KEY, NotFinite, kind_of, pack
 from asyncrl.errors import NonFiniteStep, ObservationOffSpace, SpacesDoNotFit
 from asyncrl.interfaces import DiscreteAction, EnvSpec, Leaf
 
@@ -22,7 +24,9 @@ STRUCTURED = (spaces.Dict, spaces.Tuple, spaces.Discrete, spaces.MultiDiscrete)
 
 
 def leaves_of(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> tuple[Leaf, ...] | None:
-    """Return the leaves of a space in the order of its keys; None if one is not an array (text, graph, sequence)."""
+    """Return the leaves of a space in the order of its keys, without text; None if one is no array (a graph)."""
+    if is_text(space):
+        return ()
     if isinstance(space, spaces.Dict | spaces.Tuple):
         inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         found: list[Leaf] = []
@@ -45,20 +49,44 @@ def leaves_of(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> tuple[Lea
         return (Leaf(path, "choices", tuple(space.shape), counts, first),)
     if not isinstance(space, spaces.Box | spaces.MultiBinary):
         return None
-    shape = tuple(int(n) for n in space.shape)
-    alone = EnvSpec("", shape, np.dtype(space.dtype).name, DiscreteAction(1))  # the action does not matter
-    return (Leaf(path, "image" if image_of(alone) is not None else "values", shape),)
+    kind = kind_of(space) if len(space.shape) < 4 and path[-1:] != (MASK_KEY,) else "values"
+    return (Leaf(path, kind, tuple(int(n) for n in space.shape)),)
+
+
+def is_text(space: Any) -> bool:
+    """Whether the values of a space are text: gymnasium's `Text`, and spaces of other libraries, such as MiniGrid's."""
+    return space.dtype is not None and space.dtype.kind == "U"
+
+
+def unread_parts(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the names of the parts of a space that are text, `mission` or `robot.name`."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        return tuple(name for key, part in inner for name in unread_parts(part, (*path, str(key))))
+    return (".".join(path),) if is_text(space) else ()
 
 
 def packed(env: Any) -> Any:
-    """Wrap `env` in `PackedObservations` if its observations are structured; else return it.
+    """Wrap `env` in `PackedObservations` if its observations are structured, and add the masks of `action_masks()`.
 
     Vectors and spaces with other leaves are returned unchanged; `checks.spec_of` refuses what is not one array.
     """
-    if isinstance(env, VectorEnv) or not isinstance(env.observation_space, STRUCTURED):
+    if isinstance(env, VectorEnv):
+        return env
+    env = _with_masks(env)
+    if not isinstance(env.observation_space, STRUCTURED):
         return env
     leaves = leaves_of(env.observation_space)
     return PackedObservations(env, leaves) if leaves else env
+
+
+def _with_masks(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Wrap an environment with a method `action_masks()`, unless its observation has a mask already."""
+    space = env.observation_space
+    has_mask = isinstance(space, spaces.Dict) and MASK_KEY in space.spaces
+    if has_mask or mask_size(env.action_space) is None or not env.has_wrapper_attr("action_masks"):
+        return env
+    return MaskFromMethod(env) if callable(env.get_wrapper_attr("action_masks")) else env
 
 
 class PackedObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -71,12 +99,12 @@ class PackedObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
         leaves: leaves of its observation space.
 
     Attributes:
-        packed_leaves: `leaves`, for `checks.spec_of`.
+        packed_leaves, unread: `leaves`, and the names of the parts that are text, for `checks.spec_of`.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], leaves: tuple[Leaf, ...]) -> None:
         super().__init__(env)
-        self.packed_leaves = leaves
+        self.packed_leaves, self.unread = leaves, unread_parts(env.observation_space)
         as_bytes = any(leaf.kind == "image" for leaf in leaves)
         size = sum(leaf.row_bytes if as_bytes else leaf.values for leaf in leaves)
         low, high = (0, 255) if as_bytes else (-math.inf, math.inf)
@@ -87,14 +115,14 @@ class PackedObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, **kwargs: Any) -> Any:
         """See `gymnasium.Env.reset`."""
         returned: Any = self.env.reset(**kwargs)
-        if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)):
+        if not is_reset_result(returned):
             return returned
         return self._packed(returned[0]), returned[1]
 
     def step(self, action: Any) -> Any:
         """See `gymnasium.Env.step`."""
         returned: Any = self.env.step(action)
-        if not (isinstance(returned, tuple) and len(returned) == 5):
+        if not is_step_result(returned):
             return returned
         return self._packed(returned[0]), *returned[1:]
 
@@ -115,36 +143,80 @@ class PackedObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
             ) from error
 
 
-class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
+class _Masked(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Wrapper that adds an action mask to the observation, which becomes a Dict `observation`, `action_mask`."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        count = mask_size(env.action_space)
+        if count is None:
+            raise SpacesDoNotFit(
+                f"{type(self).__name__} needs Discrete, MultiDiscrete or MultiBinary actions, got {env.action_space}.",
+                fix="leave the wrapper out, or put the mask into a Dict observation under the key action_mask",
+            )
+        self._count = count
+        mask = spaces.MultiBinary(count)
+        self.observation_space = spaces.Dict({"observation": env.observation_space, MASK_KEY: mask})
+
+    def _mask(self, info: dict[str, Any]) -> Any:
+        """Return the mask of the newest observation, one number per choice; `info` belongs to it."""
+        raise NotImplementedError
+
+    def _with_mask(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
+        return {"observation": obs, MASK_KEY: np.asarray(self._mask(info), np.int8).reshape(-1)}
+
+    def reset(self, **kwargs: Any) -> Any:
+        """See `gymnasium.Env.reset`."""
+        returned: Any = self.env.reset(**kwargs)
+        if not is_reset_result(returned):
+            return returned
+        return self._with_mask(*returned), returned[1]
+
+    def step(self, action: Any) -> Any:
+        """See `gymnasium.Env.step`."""
+        returned: Any = self.env.step(action)
+        if not is_step_result(returned):
+            return returned
+        return self._with_mask(returned[0], returned[4]), *returned[1:]
+
+
+class MaskFromInfo(_Masked):
     """Wrapper that adds `info["action_mask"]` to the observation, which becomes a Dict `observation`, `action_mask`.
 
     Usage: `Trainer(env, ..., wrappers=["asyncrl.envs.packing:MaskFromInfo"])`. Without a mask all actions are allowed.
 
     Raises:
-        SpacesDoNotFit: the actions are not Discrete (ASYNC005).
+        SpacesDoNotFit: the actions are not choices (ASYNC005).
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        if not isinstance(env.action_space, spaces.Discrete):
-            raise SpacesDoNotFit(
-                f"MaskFromInfo needs Discrete actions, got {env.action_space}.",
-                fix="leave the wrapper out, or put the mask into a Dict observation under the key action_mask",
-            )
-        self._count = int(env.action_space.n)
-        mask = spaces.MultiBinary(self._count)
-        self.observation_space = spaces.Dict({"observation": env.observation_space, MASK_KEY: mask})
+    def _mask(self, info: dict[str, Any]) -> Any:
+        return info.get("action_mask", np.ones(self._count))
 
-    def _with_mask(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
-        mask = info.get("action_mask", np.ones(self._count))
-        return {"observation": obs, MASK_KEY: np.asarray(mask, np.int8)}
 
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """See `gymnasium.Env.reset`."""
-        obs, info = self.env.reset(**kwargs)
-        return self._with_mask(obs, info), info
+class MaskFromMethod(_Masked):
+    """Wrapper that adds `env.action_masks()`, sb3-contrib's form of masks, to the observation, as `MaskFromInfo` does.
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """See `gymnasium.Env.step`."""
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        return self._with_mask(obs, info), reward, terminated, truncated, info
+    Every environment with that method gets it.
+    """
+
+    def _mask(self, info: dict[str, Any]) -> Any:
+        return self.env.get_wrapper_attr("action_masks")()
+
+
+def mask_size(action_space: spaces.Space[Any]) -> int | None:
+    """Return the number of values in a mask of a space of choices, one per choice; None for another space."""
+    if isinstance(action_space, spaces.Discrete):
+        return int(action_space.n)
+    if isinstance(action_space, spaces.MultiDiscrete):
+        return int(np.sum(action_space.nvec))
+    return 2 * math.prod(action_space.shape) if isinstance(action_space, spaces.MultiBinary) else None
+
+
+def is_reset_result(returned: Any) -> bool:
+    """Whether `returned` has the form of Gymnasium's `reset`; `checks` refuses others."""
+    return isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
+
+
+def is_step_result(returned: Any) -> bool:
+    """Whether `returned` has the form of Gymnasium's `step`; `checks` refuses others."""
+    return isinstance(returned, tuple) and len(returned) == 5

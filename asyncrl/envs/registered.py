@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import importlib
+import importlib.util
+import inspect
 import re
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.errors import UnknownEnvironment
@@ -18,6 +21,23 @@ _EXTRAS = (
     ("mujoco", "mujoco", re.compile(r"mujoco", re.IGNORECASE)),
     ("box2d", "Box2D", re.compile(r"box2d", re.IGNORECASE)),
 )
+_LIBRARIES = (
+    (r"MinAtar/", "minatar.gym", "minatar"),
+    (r"MiniGrid-|BabyAI-", "minigrid", "minigrid"),
+    (r"dm_control/", "shimmy", "shimmy[dm-control]"),
+    (r"popgym-", "popgym", "popgym"),
+    (r"Panda[A-Z]", "panda_gym", "panda-gym"),
+    (r"FlappyBird-", "flappy_bird_gymnasium", "flappy-bird-gymnasium"),
+    (r"(highway|merge|roundabout|parking|intersection|racetrack)-", "highway_env", "highway-env"),
+    (r"\w+BulletEnv-", "pybullet_envs_gymnasium", "pybullet-envs-gymnasium"),
+    (r"Fetch|Hand[RM]|AdroitHand|FrankaKitchen|\w+Maze_", "gymnasium_robotics", "gymnasium-robotics"),
+    (r"mo-|deep-sea-treasure", "mo_gymnasium", "mo-gymnasium"),
+)
+"""Libraries whose environments are registered when their module is imported: beginning of the ids, module, package."""
+_LISTED = 5
+"""Maximum number of names that an error lists."""
+MUJOCO_BELOW = "3.12"
+"""First version of MuJoCo that gymnasium-robotics 1.4.2 does not work with; dm-control 1.0.44 is the last for it."""
 _OWN = {"asyncrl/Catch-v0": "asyncrl.envs.catch:Catch", "asyncrl/Recall-v0": "asyncrl.envs.recall:Recall"}
 
 
@@ -34,7 +54,10 @@ def find(name: str, main_only: bool = False) -> GymnasiumSpec | Callable[..., An
     import gymnasium
 
     module, _, env_id = name.rpartition(":")
-    made = getattr(_imported(module, name), env_id, None) if module else None
+    imported = _imported(module, name) if module else None
+    made = getattr(imported, env_id, None)
+    if imported is not None and made is None and env_id not in gymnasium.registry:
+        _register_by(imported)
     if env_id not in gymnasium.registry and _EXTRAS[0][2].search(env_id):
         _register_atari()
     if env_id.startswith("asyncrl/"):
@@ -47,6 +70,8 @@ def find(name: str, main_only: bool = False) -> GymnasiumSpec | Callable[..., An
     try:
         return gymnasium.spec(env_id)
     except gymnasium.error.Error as error:
+        if imported is not None:
+            raise _module_lacks(name, imported, env_id) from None
         raise _unknown(name, env_id, str(error), main_only) from None
 
 
@@ -78,9 +103,87 @@ def _unknown(name: str, env_id: str, reason: str, main_only: bool) -> UnknownEnv
     if near:
         facts["near misses"] = ", ".join(near)
     extra = _missing_extra(env_id)
-    fix = f'pip install "asyncrl[{extra}]"' if extra else "correct the id"
-    fix += "" if extra else ", or import the package that registers it ('package:Env-v0')"
+    fix = f'pip install "asyncrl[{extra}]"' if extra else _of_library(env_id)
+    fix = fix or "correct the id, or import the package that registers it ('package:Env-v0')"
     return UnknownEnvironment(f"There is no environment {name}.", facts=facts, fix=fix)
+
+
+def _of_library(env_id: str) -> str:
+    """Fix for an id of a library that is known by the beginning of its ids; "" for another."""
+    for pattern, module, package in _LIBRARIES:
+        if re.match(pattern, env_id):
+            installed = importlib.util.find_spec(module.partition(".")[0]) is not None
+            return ("" if installed else f'pip install "{package}", then ') + f"write {module}:{env_id}"
+    return ""
+
+
+def _register_by(module: ModuleType) -> None:
+    """Call `register_envs()` of a module that has one and registered nothing at import, as MinAtar's."""
+    register = getattr(module, "register_envs", None)
+    if inspect.isfunction(register) and not _ids_of(module) and not inspect.signature(register).parameters:
+        register()
+
+
+def _module_lacks(name: str, module: ModuleType, wanted: str) -> UnknownEnvironment:
+    """Return the error for `module:Name` where the module neither has `Name` nor registers it; it lists what it has."""
+    has = _environments_of(module)
+    listed = (difflib.get_close_matches(wanted, has, n=_LISTED, cutoff=0.5) or has)[:_LISTED]
+    more = f" and {len(has) - len(listed)} more" if len(has) > len(listed) else ""
+    fix = f"it has {', '.join(listed)}{more}" if has else _of_library(wanted)
+    return UnknownEnvironment(
+        f"There is no environment {name}: the module {module.__name__} has no {wanted}.",
+        facts={"module": getattr(module, "__file__", None) or module.__name__},
+        fix=fix or "name a class or function that makes an environment, or a module that registers ids",
+    )
+
+
+def _environments_of(module: ModuleType) -> list[str]:
+    """Return what `module:Name` may name: classes of environments, functions of the module, ids that it registers."""
+    own = [key for key, value in vars(module).items() if key[0] != "_" and _makes(value, module.__name__)]
+    return [*own, *_ids_of(module)]
+
+
+def _ids_of(module: ModuleType) -> list[str]:
+    """Return the registered ids whose environments are made by the module's package."""
+    import gymnasium
+
+    package = module.__name__.partition(".")[0]
+    return [
+        key for key, spec in gymnasium.registry.items() if entry_module(spec).partition(".")[0] == package
+    ]
+
+
+def _makes(value: object, module: str) -> bool:
+    """Whether `value` is a class of environments, or a function of `module` that may make one."""
+    import gymnasium
+
+    kinds = (gymnasium.Env, gymnasium.vector.VectorEnv)
+    if isinstance(value, type):
+        return issubclass(value, kinds) and value not in kinds
+    return inspect.isfunction(value) and value.__module__ == module and "register" not in value.__name__
+
+
+def entry_module(spec: GymnasiumSpec) -> str:
+    """Return the name of the module in which a registered environment is defined; "" if it is not known."""
+    entry = spec.entry_point
+    if callable(entry):
+        return str(getattr(entry, "__module__", ""))
+    return str(entry or "").partition(":")[0]
+
+
+def newer_mujoco(trace: str) -> str:
+    """Fix for an environment that fails with a MuJoCo newer than its library works with; "" for another failure."""
+    library = next((name for name in ("gymnasium_robotics", "dm_control") if f"/{name}/" in trace), None)
+    mujoco = sys.modules.get("mujoco")
+    if library is None or mujoco is None:
+        return ""
+    version = str(getattr(mujoco, "__version__", ""))
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < tuple(map(int, MUJOCO_BELOW.split("."))):
+        return ""
+    return (
+        f"{library} may not work with MuJoCo {version} yet: "
+        f'pip install "mujoco<{MUJOCO_BELOW}" {library.replace("_", "-")}'
+    )
 
 
 def extra_for(text: str) -> str | None:

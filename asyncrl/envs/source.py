@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +23,10 @@ import cloudpickle
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.changes import Wrapper, name_of_wrapper, pack_changes, unpack_changes, wrapped
 from asyncrl.envs.factory_pickle import factory_name, pack_factory
-from asyncrl.envs.registered import extra_for, find
+from asyncrl.envs.registered import entry_module, extra_for, find, newer_mujoco
 from asyncrl.errors import AsyncRLError, ConfigurationError, EnvironmentNotBuilt, UnknownEnvironment
 from asyncrl.interfaces import EnvSpec
-from asyncrl.printable import error_text
+from asyncrl.printable import describe_error
 
 if TYPE_CHECKING:
     import gymnasium
@@ -105,13 +106,13 @@ class EnvSource:
             raise ValueError("env must be an environment id such as 'CartPole-v1', got an empty string")
         registration = sys.modules.get("gymnasium.envs.registration")
         registered = registration.registry.get(env_id.rpartition(":")[2]) if registration else None
-        if registered is None or _entry_module(registered).partition(".")[0] == "gymnasium":
+        if registered is None or entry_module(registered).partition(".")[0] == "gymnasium":
             return cls(env_id, "id", env_id.encode())
         return cls._from_spec(env_id, registered)
 
     @classmethod
     def _from_spec(cls, env_id: str, spec: GymnasiumSpec) -> EnvSource:
-        if _entry_module(spec) == "__main__":
+        if entry_module(spec) == "__main__":
             return cls(env_id, "id", env_id.encode(), main_only=True)
         return cls(env_id, "spec", cloudpickle.dumps(spec))
 
@@ -161,9 +162,7 @@ class EnvSource:
         except DependencyNotInstalled as error:
             raise self._needs_package(error) from error
         except Exception as error:
-            raise self._not_built(
-                f"failed: {type(error).__name__}: {error_text(error)}", traceback.format_exc()
-            ) from error
+            raise self._not_built(f"failed: {describe_error(error)}", traceback.format_exc()) from error
         if not isinstance(env, (gymnasium.Env, VectorEnv)):
             raise env_checks.not_an_environment(self.name, env)
         from asyncrl.envs.packing import packed
@@ -223,6 +222,13 @@ class EnvSource:
             fix = "actors import by name what is not defined in the main script: put that module on sys.path"
         if "unexpected keyword argument" in what:
             fix = "correct env_kwargs (--env-kwargs): its names are those of the constructor's arguments"
+        if missing := _missing_arguments(what):
+            given = ", ".join(f"{name!r}: ..." for name in missing)
+            fix = (
+                f"give it: --env-kwargs {' '.join(f'{name}:...' for name in missing)}, env_kwargs={{{given}}}"
+            )
+        if newer := newer_mujoco(trace):
+            fix = newer
         return EnvironmentNotBuilt(
             f"The constructor of {self.name} {what}",
             facts={"environment": self.name},
@@ -251,6 +257,15 @@ def describe(source: EnvSource, report: Callable[[EnvSpec], None] = lambda spec:
         env_checks.close_env(env)
 
 
+def _missing_arguments(what: str) -> list[str]:
+    """Names in the text of a TypeError about required arguments; [] if `what` holds no such text.
+
+    Positional-only arguments cannot be given by name, but Python's text does not tell them apart.
+    """
+    found = re.search(r"\w\(\) missing \d+ required (?:positional|keyword-only) arguments?: (.*)", what)
+    return re.findall(r"'(\w+)'", found[1]) if found else []
+
+
 def _made(maker: Callable[..., Any], render_mode: str | None, kwargs: Mapping[str, Any]) -> Any:
     """Call `maker`, with the render mode if it has that parameter."""
     if render_mode is not None and _takes_render_mode(maker):
@@ -269,13 +284,6 @@ def _arguments(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(factory).parameters
     except (TypeError, ValueError):
         return {}
-
-
-def _entry_module(spec: GymnasiumSpec) -> str:
-    entry = spec.entry_point
-    if callable(entry):
-        return str(getattr(entry, "__module__", ""))
-    return str(entry or "").partition(":")[0]
 
 
 @dataclass(frozen=True)

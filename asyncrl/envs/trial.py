@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.envs import checks as env_checks
+from asyncrl.envs.observations import unread_text
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError, EnvironmentRaised
 from asyncrl.interfaces import EnvSpec
@@ -152,12 +153,13 @@ class _Walk:
             self.low, self.high = min(self.low, rewards.min()), max(self.high, rewards.max())
         if np.asarray(obs).dtype.kind == "f" and not np.isfinite(obs).all():
             self._seen["an observation has NaN or infinite values: a run ends there (ASYNC011)"] = None
-        elif not self.env.observation_space.contains(obs):
+        elif not env_checks.observations_fit(self.env, obs):
             self._seen["an observation lies outside of observation_space"] = None
 
     def problems(self) -> list[str]:
         """Return sentences about the problems."""
-        found = list(self._seen)
+        found = [unread_text(self.spec)] if self.spec.unread else []
+        found += self._seen
         if self.low == self.high:
             found.append(f"every reward was {self.high:g}: random actions do not show what is wanted")
         elif self.low < self.high and max(abs(self.low), abs(self.high)) > 500:
@@ -174,7 +176,7 @@ def _of_seeds(env: Any, spec: EnvSpec) -> list[str]:
     runs = []
     for _ in range(2):
         obs, _ = env.reset(seed=_SEED)
-        env.action_space.seed(_SEED)
+        env_checks.seed_actions(env)
         seen = [np.array(obs)]
         for _ in range(_COMPARED_STEPS):
             obs, _, terminated, truncated, _ = env.step(env_checks.random_action(env, spec, obs))

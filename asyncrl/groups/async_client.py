@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asyncrl.groups.deltas import Deltas
 from asyncrl.groups.fusing import FusionStatistics
 from asyncrl.groups.messages import AsyncMessage, Encoding, Feedback
 from asyncrl.groups.peers import Peers
@@ -20,6 +21,7 @@ class AsyncClient:
         peers: the connection to rank 0.
         encoding: encoding of the messages.
         shared: statistics that are part of the messages.
+        deltas: rules of the deltas.
 
     Attributes:
         base: `[P]`, the fused weights that this group received last; at first those to start from.
@@ -28,7 +30,10 @@ class AsyncClient:
         PeerLost: rank 0 does not answer.
     """
 
-    def __init__(self, peers: Peers, encoding: Encoding, shared: SharedStatistics) -> None:
+    def __init__(
+        self, peers: Peers, encoding: Encoding, shared: SharedStatistics, deltas: Deltas | None = None
+    ) -> None:
+        self._deltas = deltas or Deltas()
         self._peers, self._encoding, self._shared = peers, encoding, shared
         self.base = torch.empty(encoding.size)
         version = torch.empty(1, dtype=torch.int64)
@@ -47,7 +52,7 @@ class AsyncClient:
         sent, peers = self._sent, self._peers
         sent.head[0], sent.head[1] = self._version, finished
         self._shared.tell(out=sent.told)
-        self._feedback.encode(torch.sub(snapshot, self.base, out=self._change), sent.body)
+        self._feedback.encode(self._deltas.between(self.base, snapshot, self._change), sent.body)
         self._finished = finished
         self._work = peers.begin_broadcast(sent.bytes, 1), peers.begin_broadcast(self._answer.bytes, 0)
 
@@ -66,7 +71,7 @@ class AsyncClient:
             encoding.decode(answer.body, self.base)
         else:
             encoding.decode(answer.body, self._change)
-            self.base.add_(self._change)
+            self._deltas.add(self.base, self._change)
         self._fusions += 1
         self._staleness_sum += staleness
         self._staleness_max = max(self._staleness_max, staleness)

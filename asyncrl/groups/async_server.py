@@ -83,7 +83,7 @@ class AsyncServer:
     @torch.no_grad()
     def begin(self, snapshot: Tensor, finished: bool) -> None:
         """See `Fuser`; the snapshot is fused at once."""
-        delta = torch.sub(snapshot, self._base, out=self._delta)
+        delta = self._weights.deltas.between(self._base, snapshot, self._delta)
         self._version, staleness = self._weights.take(delta, self._version, self._base)
         self._count(staleness)
         self._ending = finished
@@ -155,7 +155,7 @@ class AsyncServer:
 
     @torch.no_grad()
     def _serve_life(self, rank: int, peers: Peers) -> None:
-        encoding = self._encoding
+        encoding, deltas = self._encoding, self._weights.deltas
         fused = torch.empty(encoding.size)
         version = self._weights.copy(fused)
         held, delta = fused.clone(), torch.empty(encoding.size)
@@ -170,10 +170,10 @@ class AsyncServer:
             self._count(staleness)
             message.head[0], message.head[1] = version, staleness
             message.told[:] = self._pass_on(rank, message.told)
-            encoding.encode(fused if encoding.exact else torch.sub(fused, held, out=delta), message.body)
+            encoding.encode(fused if encoding.exact else deltas.between(held, fused, delta), message.body)
             if not encoding.exact:
                 encoding.decode(message.body, delta)
-                held.add_(delta)
+                deltas.add(held, delta)
             peers.broadcast(message.bytes, 0)
             if finished:
                 self._note(rank, None, finished=True)

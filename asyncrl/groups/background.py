@@ -3,8 +3,9 @@
     learner's thread    update ... update | snapshot | update ... update | w += fused - snapshot | update ...
     gloo's thread                         | fuse the snapshot ........... |
 
-The updates made meanwhile are kept. If numbers must be exact, the learner waits for the fused values and applies them
-at a fixed update, an eighth of `interval` after the snapshot. Otherwise a slow fusion never blocks the learner.
+The updates made meanwhile are kept. A running statistic, such as a variance, is no sum of updates; it stays between its
+present and its fused value. If numbers must be exact, the learner waits for the fused values and applies them at a
+fixed update, an eighth of `interval` after the snapshot. Otherwise a slow fusion never blocks the learner.
 
 A group takes its next snapshot `interval` updates after the last one, or after twice as many updates as the last fusion
 took, whichever is later, so that slow fusions become less frequent. A fusion that takes the whole interval H would undo
@@ -86,6 +87,7 @@ class BackgroundFusion:
         self._parts = fused_parts(vector, moments)
         self._snapshot = torch.empty(sum(part.numel() for part in self._parts))
         self._snapshots = self._snapshot.split([part.numel() for part in self._parts])
+        self._buffers = vector.buffers if vector.buffers.numel() else None
         self._second_moments = [second for _, second in vector.moments if moments]
         self._look = max(1, interval // _LOOKS)
         self._since, self._next = -1, interval
@@ -138,6 +140,7 @@ class BackgroundFusion:
         """
         self.running = False
         fused, final = self._fuser.end()
+        statistics = self._statistics(fused)
         if nothing_learned:
             self._snapshot.copy_(fused)
         else:
@@ -147,9 +150,22 @@ class BackgroundFusion:
                 part.copy_(change)
             else:
                 part.add_(change if part.device == change.device else change.to(part.device))
+        if self._buffers is not None and statistics is not None and not nothing_learned:
+            parameters = self._vector.parameters
+            parameters[self._buffers.to(parameters.device)] = statistics.to(parameters.device)
         for second in self._second_moments:
             second.clamp_(min=0.0)  # it has decayed since the snapshot, so the sum may be negative
         return final
+
+    def _statistics(self, fused: Tensor) -> Tensor | None:
+        """New values of the running statistics, on the CPU; None without any."""
+        if self._buffers is None:
+            return None
+        parameters = self._vector.parameters
+        present = parameters[self._buffers.to(parameters.device)].cpu()
+        value, start = fused[self._buffers], self._snapshot[self._buffers]
+        bounds = torch.minimum(present, value), torch.maximum(present, value)
+        return (present + value - start).clamp_(*bounds)
 
     def close(self) -> None:
         """End the fusion and its threads: a waiting call raises `PeerLost` within half a second. Any thread."""

@@ -16,12 +16,13 @@ from asyncrl.groups.async_client import AsyncClient
 from asyncrl.groups.async_server import AsyncServer
 from asyncrl.groups.averaging import AverageFuser
 from asyncrl.groups.background import BackgroundFusion, fused_parts
+from asyncrl.groups.deltas import Deltas
 from asyncrl.groups.device_sums import device_sums
 from asyncrl.groups.fused_weights import FusedWeights
 from asyncrl.groups.fusing import FusionOptions
-from asyncrl.groups.gradient_fusion import GradientFusion
+from asyncrl.groups.gradient_fusion import GradientFusion, gradient_rounds
 from asyncrl.groups.meeting import JOIN_SECONDS, LOOK_SECONDS
-from asyncrl.groups.messages import ENCODINGS, Encoding
+from asyncrl.groups.messages import Encoding, encoding_of
 from asyncrl.groups.peers import PeerLost, Peers, broadcast_bytes
 from asyncrl.groups.place import Place
 from asyncrl.groups.rounds import Rounds
@@ -89,7 +90,8 @@ def _pair(rank: int, life: int) -> str:
 
 
 def _encoding(options: FusionOptions, core: Core) -> Encoding:
-    return ENCODINGS[options.dtype](sum(part.numel() for part in fused_parts(core.vector, options.moments)))
+    size = sum(part.numel() for part in fused_parts(core.vector, options.moments))
+    return encoding_of(options.dtype, size, Deltas(core.vector.buffers).buffers)
 
 
 def _shared(core: Core) -> SharedStatistics:
@@ -103,12 +105,18 @@ def collective_fusion(connection: Connection, options: FusionOptions, core: Core
     encoding, shared = _encoding(options, core), _shared(core)
     if options.mode == "gradients":
         sums = device_sums(peers, connection.store, core.vector.gradient.device)
-        return GradientFusion(Rounds(peers, encoding, tail=1, shared=shared, sums=sums), core)
-    rounds = Rounds(peers, encoding, tail=1, shared=shared)
+        return GradientFusion(gradient_rounds(core, peers, encoding, shared, sums), core)
+    rounds = Rounds(peers, encoding, shared=shared)
     vector, moments = core.vector, options.moments
     start = torch.cat([part.cpu() for part in fused_parts(vector, moments)])
-    outer = {"learning_rate": options.learning_rate, "momentum": options.momentum}
-    fuser = AverageFuser(rounds, start, **outer, weights=vector.parameters.numel())
+    fuser = AverageFuser(
+        rounds,
+        start,
+        learning_rate=options.learning_rate,
+        momentum=options.momentum,
+        weights=vector.parameters.numel(),
+        deltas=Deltas(vector.buffers),
+    )
     return BackgroundFusion(fuser, vector, options.interval, exact=options.exact, moments=moments)
 
 
@@ -149,7 +157,8 @@ class Reception:
 
 def serving_fusion(reception: Reception, options: FusionOptions, core: Core) -> Fusion:
     """Make rank 0's fusion by `async`."""
-    weights = FusedWeights(core.vector.parameters, options.max_staleness)
+    deltas = Deltas(core.vector.buffers)
+    weights = FusedWeights(core.vector.parameters, options.max_staleness, deltas=deltas)
     ranks = range(1, reception.connection.place.size)
     server = AsyncServer(weights, _encoding(options, core), ranks, reception, _shared(core))
     return BackgroundFusion(server, core.vector, options.interval)
@@ -178,6 +187,6 @@ def client_fusion(
     peers = connection.pair(place.rank, place.life)
     take_over(core, broadcast_bytes(peers, None, 0))
     tie()
-    client = AsyncClient(peers, _encoding(options, core), _shared(core))
+    client = AsyncClient(peers, _encoding(options, core), _shared(core), Deltas(core.vector.buffers))
     core.vector.parameters.copy_(client.base)
     return BackgroundFusion(client, core.vector, options.interval)

@@ -1,11 +1,17 @@
 """Fused weights of `async`: deltas are added in order of arrival, weighted by their staleness. No communication here.
 
+    Dean et al. 2012           Large scale distributed deep networks (Downpour SGD: updates are added as they arrive)
     Xie, Koyejo, Gupta 2019    Asynchronous federated optimization (polynomial weight (1 + s)^-a)
 
 A delta is the change of a group's weights since it received the fused weights of version b. If it arrives at version v,
 its staleness is s = v - b fusions, and
 
     F += (1 + s)^-a delta,  v += 1        for s <= the maximum staleness; otherwise it is counted and dropped.
+
+FedAsync mixes instead, F <- (1 - w) F + w x with the group's weights x. Here deltas are added in full: N groups of one
+speed move F by the sum of what they learned, about sqrt(N) times the mean if their deltas are independent.
+
+Of running statistics a delta holds the values x, and F <- (1 - w) F + w x with the same weight w = (1 + s)^-a.
 """
 
 from __future__ import annotations
@@ -14,6 +20,8 @@ import threading
 
 import torch
 from torch import Tensor
+
+from asyncrl.groups.deltas import Deltas
 
 EXPONENT = 0.5
 """a, as in Xie et al."""
@@ -26,13 +34,22 @@ class FusedWeights:
         weights: `[P]`, version 0; copied.
         max_staleness: largest staleness of a delta that is fused.
         exponent: a; 0 gives all deltas weight 1.
+        deltas: rules of the deltas.
 
     Attributes:
+        deltas: as given.
         version: number of deltas that were fused.
         discarded: number of deltas that were too stale.
     """
 
-    def __init__(self, weights: Tensor, max_staleness: int, exponent: float = EXPONENT) -> None:
+    def __init__(
+        self,
+        weights: Tensor,
+        max_staleness: int,
+        exponent: float = EXPONENT,
+        deltas: Deltas | None = None,
+    ) -> None:
+        self.deltas = deltas or Deltas()
         self._weights = weights.detach().to("cpu", torch.float32, copy=True)
         self._max_staleness, self._exponent = max_staleness, exponent
         self._lock = threading.Lock()
@@ -48,7 +65,7 @@ class FusedWeights:
             staleness = self.version - base
             assert staleness >= 0, "a base is a version that was handed out"
             if staleness <= self._max_staleness:
-                self._weights.add_(delta, alpha=self.weight(staleness))
+                self.deltas.add(self._weights, delta, self.weight(staleness))
                 self.version += 1
             else:
                 self.discarded += 1

@@ -12,54 +12,95 @@ each, and let f_i be the gradient at an item. An unbiased estimate of one replay
 
 A group has divided its weights by its own largest, so it multiplies its gradient by that before the sum, and all groups
 divide by the largest of all after it. This is exact, and needs no message before the update.
+
+If advantages are standardised, their mean and standard deviation are those of all groups' batches: before it
+standardises, a group takes part in a round without a gradient. If the others are at a step then, because their batches
+have more or fewer steps, the group makes that step too.
 """
 
 from __future__ import annotations
 
 import time
 
+import numpy as np
 import torch
 
+from asyncrl.groups.device_sums import Sums
 from asyncrl.groups.fusing import FusionStatistics
-from asyncrl.groups.rounds import Rounds
+from asyncrl.groups.messages import Encoding
+from asyncrl.groups.peers import Peers
+from asyncrl.groups.rounds import Round, Rounds
+from asyncrl.groups.shared_statistics import SharedStatistics
 from asyncrl.groups.state import Core, share
+from asyncrl.networks.flat_vector import NO_VALUES, Moments
+
+
+def gradient_rounds(
+    core: Core,
+    peers: Peers,
+    encoding: Encoding,
+    shared: SharedStatistics | None = None,
+    sums: Sums | None = None,
+) -> Rounds:
+    """Make the rounds of `GradientFusion` for gradients of `core`; see `Rounds`."""
+    scaled = core.vector.weighted
+    return Rounds(peers, encoding, len(Moments._fields), shared=shared, sums=sums, scaled=scaled)
 
 
 class GradientFusion:
     """One group's side of the fusion of gradients; learner's thread only, except `close` and `statistics`.
 
     Args:
-        rounds: rounds with the other groups, with a tail of one value.
+        rounds: result of `gradient_rounds`.
         core: the learner's updater.
     """
 
     def __init__(self, rounds: Rounds, core: Core) -> None:
         self._rounds, self._core = rounds, core
         self._wait_seconds = 0.0
-        core.vector.on_step = self._fuse
+        self._moments = NO_VALUES
+        core.vector.on_step, core.vector.on_moments = self._fuse, self._union
 
     def _fuse(self, samples: float, ends: bool) -> bool:
         """Make one update's round; returns whether the pass ends, which it does for all groups if for one."""
         started = time.perf_counter()
         vector = self._core.vector
         weight, largest, drawn = samples, 1.0, vector.drawn
-        weighted = vector.gradient[vector.weighted]
         if drawn is not None:
             weight, largest = samples * drawn.priority, drawn.largest_weight
-        if largest != 1.0:
-            weighted.mul_(largest)
-        self._rounds.begin(None if ends else vector.gradient, weight, ends=ends, tail=(largest,))
+        given = None if ends else vector.gradient
+        self._rounds.begin(given, weight, scale=largest, ends=ends, tail=self._moments)
         round_ = self._rounds.end()
-        if round_.weight > 0:
-            round_.mean(out=vector.gradient)
-            if (most := float(round_.tails.max())) != 1.0:
-                weighted.div_(most)
+        self._take(round_)
         self._wait_seconds += time.perf_counter() - started
         return round_.ends
 
+    def _union(self, own: Moments) -> tuple[Moments, bool]:
+        """Moments of all groups' batches, and whether there is a gradient for a step that the others make."""
+        started = time.perf_counter()
+        self._moments = own
+        round_ = self._rounds.exchange(None, tail=own)
+        count, mean, square = round_.tails.astype(np.float64).T
+        total = max(1.0, count.sum())
+        middle = (count * mean).sum() / total
+        spread = (square + count * (mean - middle) ** 2).sum()
+        stepped = self._take(round_)
+        self._wait_seconds += time.perf_counter() - started
+        return Moments(count.sum(), middle, spread), stepped
+
+    def _take(self, round_: Round) -> bool:
+        """Fill the gradient with the mean of a round; returns whether any group gave one."""
+        if round_.weight <= 0:
+            return False
+        vector = self._core.vector
+        round_.mean(out=vector.gradient)
+        if (most := round_.largest_scale) != 1.0:
+            vector.gradient[vector.weighted].div_(most)
+        return True
+
     def finish(self) -> None:
         """Stay in the rounds until every group has finished; then all have the same state. Raises `PeerLost`."""
-        self._core.vector.on_step = None
+        self._core.vector.on_step = self._core.vector.on_moments = None
         behind = False
         while not self._rounds.exchange(None, finished=True).finished:
             behind = True

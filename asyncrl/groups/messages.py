@@ -5,6 +5,8 @@
     int8       1 byte per value, and a float32 scale for every 256 values
     topk       8 bytes for each of the 1/16 of the values that are largest in magnitude, nothing for the others
 
+Running statistics among the values are exact in every message.
+
 Error feedback adds the encoding error of one message to the next one.
 
     Seide et al. 2014         1-bit stochastic gradient descent and its application to speech networks
@@ -141,6 +143,37 @@ ENCODINGS: dict[str, type[Float32 | BFloat16 | Int8 | TopK]] = {
     "topk": TopK,
 }
 """Encodings by their name in `fusion_dtype`."""
+
+
+class ExactPart(Encoding):
+    """An encoding of all values but some, which have four bytes each and are exact.
+
+    Args:
+        others: encoding of the other values, of the same size.
+        places: `[K]` int64, positions of the exact values.
+    """
+
+    def __init__(self, others: Encoding, places: Tensor) -> None:
+        self._others, self._places, self._head = others, places, 4 * places.numel()
+        super().__init__(others.size, self._head + others.message_bytes)
+
+    def encode(self, vector: Tensor, out: Tensor) -> None:
+        """See `Encoding`."""
+        out[: self._head].view(torch.float32).copy_(vector[self._places])
+        rest = vector.clone()
+        rest[self._places] = 0.0
+        self._others.encode(rest, out[self._head :])
+
+    def decode(self, message: Tensor, out: Tensor) -> None:
+        """See `Encoding`."""
+        self._others.decode(message[self._head :], out)
+        out[self._places] = message[: self._head].view(torch.float32)
+
+
+def encoding_of(name: str, size: int, exact: Tensor | None = None) -> Encoding:
+    """Make the encoding `name` of `size` values, of which those at the positions `exact` `[K]` have no error."""
+    encoding = ENCODINGS[name](size)
+    return encoding if encoding.exact or exact is None else ExactPart(encoding, exact)
 
 
 class Feedback:

@@ -1,8 +1,8 @@
 """Rounds of collective messages: every rank gives one vector and gets the weighted mean of all.
 
 The message also has the rank's row of a small table: its weight, whether it has finished, whether it ends its pass
-here, further values, and its statistics. So all ranks have the rows of all ranks after every round, and a rank that
-has finished stays in the rounds of those that have not.
+here, a scale, further values, and its statistics. So all ranks have the rows of all ranks after every round, and a rank
+that has finished stays in the rounds of those that have not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from asyncrl.groups.messages import Encoding, Feedback
 from asyncrl.groups.peers import Peers
 from asyncrl.groups.shared_statistics import SharedStatistics
 
-_WEIGHT, _FINISHED, _ENDS, _TAIL = range(4)
+_WEIGHT, _FINISHED, _ENDS, _SCALE, _TAIL = range(5)
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Round:
     """Result of a round, equal on all ranks; valid until the next one.
 
     Attributes:
-        total: `[P]`, sum of weight times vector.
+        total: `[P]`, sum of weight times vector, whose scaled part is multiplied by the rank's scale.
         weight: sum of the weights; 0 if no rank gave a vector.
         finished: whether every rank has finished.
         table: `[ranks, columns]` float32, the rows of all ranks.
@@ -53,6 +53,11 @@ class Round:
         return tuple(self.table[:, _WEIGHT].tolist())
 
     @property
+    def largest_scale(self) -> float:
+        """Largest scale of the ranks that gave a vector; 0 if none did."""
+        return float(self.table[:, _SCALE].max())
+
+    @property
     def ends(self) -> bool:
         """Whether any rank ends its pass."""
         return bool(self.table[:, _ENDS].any())
@@ -72,6 +77,8 @@ class Rounds:
         tail: K, number of further values per rank.
         shared: statistics that are part of every round.
         sums: sums by which vectors with an exact encoding are exchanged; None for those of `peers`.
+        scaled: part of the vectors that is multiplied by the ranks' scales. A lossy message holds it unscaled, so that
+            its error keeps its meaning in the next one, whose scale may be another.
 
     Attributes:
         count: number of rounds so far.
@@ -85,8 +92,9 @@ class Rounds:
         tail: int = 0,
         shared: SharedStatistics | None = None,
         sums: Sums | None = None,
+        scaled: slice = slice(0),
     ) -> None:
-        self.peers, self.count = peers, 0
+        self.peers, self.count, self._scaled = peers, 0, scaled
         self._encoding, self._tail = encoding, tail
         self._shared = shared if shared is not None and shared.size else None
         told = self._shared.size if self._shared is not None else 0
@@ -119,6 +127,7 @@ class Rounds:
         vector: Tensor | None,
         weight: float = 1.0,
         *,
+        scale: float = 1.0,
         finished: bool = False,
         ends: bool = False,
         tail: tuple[float, ...] = (),
@@ -128,13 +137,15 @@ class Rounds:
         Args:
             vector: `[P]` on any device, copied; None is a vector of zeros with weight 0.
             weight: weight of the vector, at least 0.
+            scale: factor on the vector's scaled part, above 0.
             finished: whether this rank makes no further updates.
             ends: whether this rank ends its pass.
             tail: at most K values; missing ones are 0.
         """
         rank, cells = self.peers.rank, self._cells
         self._table.fill(0.0)
-        row = (weight if vector is not None else 0.0, finished, ends, *tail)
+        given = vector is not None
+        row = (weight if given else 0.0, finished, ends, scale if given else 0.0, *tail)
         for column, value in enumerate(row):
             cells[rank, column] = value
         if self._shared is not None:
@@ -147,6 +158,8 @@ class Rounds:
         else:
             if vector is not self.room:
                 self.room.copy_(vector)
+            if scale != 1.0:
+                self.room[self._scaled].mul_(scale)
             if weight != 1.0:
                 self.room.mul_(weight)
         if self._rows is not self._sent_rows:
@@ -191,4 +204,5 @@ class Rounds:
             weight = float(self._table[rank, _WEIGHT])
             if weight > 0:
                 self._encoding.decode(message[head : head + length], self._decoded)
+                self._decoded[self._scaled].mul_(float(self._table[rank, _SCALE]))
                 self.room.add_(self._decoded, alpha=weight)

@@ -24,11 +24,13 @@ class Divergence:
     """Check of losses, and creation of the error ASYNC022; learner thread only.
 
     Args:
-        folder: directory in which the batch is saved, or None.
+        folder: returns the directory in which the batch is saved, or None.
         batch: returns the arrays to save, by name.
     """
 
-    def __init__(self, folder: Path | None, batch: Callable[[], Mapping[str, NDArray[np.generic]]]) -> None:
+    def __init__(
+        self, folder: Callable[[], Path | None], batch: Callable[[], Mapping[str, NDArray[np.generic]]]
+    ) -> None:
         self._folder = folder
         self._batch = batch
         self._finite_loss: float | None = None
@@ -50,9 +52,10 @@ class Divergence:
 
     def _save_batch(self, updates: int) -> str:
         """Save the batch; return its path, or the reason of a failure, which must not hide the divergence."""
-        if self._folder is None:
+        folder = self._folder()
+        if folder is None:
             return "not saved (the run has no directory)"
-        path = self._folder / f"diverged_batch_{updates}.npz"
+        path = folder / f"diverged_batch_{updates}.npz"
         try:
             np.savez(path, **self._batch())  # type: ignore[arg-type]
         except Exception as error:

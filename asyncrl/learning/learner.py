@@ -212,6 +212,10 @@ class Learner:
         await self._thread.call(lambda: self._loop.restore(state, priorities))
         self._wait_seconds = float(state["wait_seconds"])
 
+    async def close(self) -> None:
+        """End the update loop after the last burst, before the rings are closed; see `UpdateLoop.close`."""
+        await self._thread.call(self._loop.close)
+
     async def current_weights(self) -> tuple[NDArray[np.float32], int]:
         """Copy of the acting weights, and the policy version that they have or will be published under."""
         return await self._thread.call(self._loop.publisher.current)

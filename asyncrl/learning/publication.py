@@ -6,7 +6,8 @@ results depended on the machine. With `publish_interval="auto"` the interval is 
 
     median cost of a publication  <=  COST_SHARE * number * median cost of an update
 
-over the last `WINDOW` of each, without the first `COLD`; until there are enough it is 1.
+over the last `WINDOW` of each, without the first `COLD`; until there are enough it is 1. A GPU may still run updates
+when the weights are to be copied. The wait for them counts as a cost of these updates, not of the publication.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import TrainingDiverged
+from asyncrl.networks.flat_vector import FlatVector
 from asyncrl.protocols import Updater
 from asyncrl.shm.weights import WeightMailbox
 
@@ -65,6 +67,9 @@ class Publisher:
         self.updates = 0
         self._published_updates = -1
         self._publication_costs, self._update_costs = CostWindow(), CostWindow()
+        vector: FlatVector | None = getattr(core, "vector", None)
+        self._wait = None if vector is None else vector.wait
+        self._launched: list[float] = []  # seconds of each update since the last publication
 
     @property
     def version(self) -> int:
@@ -89,14 +94,18 @@ class Publisher:
         return self._publication_costs.median
 
     def updated(self, seconds: float) -> None:
-        """Count an update that took `seconds`, and publish if `interval` updates are unpublished."""
+        """Count an update that took `seconds`, and publish if `interval` updates are unpublished.
+
+        On a GPU `seconds` are those of its launch, at least.
+        """
         self.updates += 1
-        self._update_costs.add(seconds)
+        self._launched.append(seconds)
         if self._option is not None and self.updates - self._published_updates >= self.interval:
             self.publish()
 
     def publish(self) -> None:
         """Publish now. Raises `TrainingDiverged` if a weight is NaN or infinite, without publishing."""
+        self._finish_updates()
         started = time.perf_counter()
         if self._mailbox.publish_with(self._core.write_weights, self.updates) == 0:
             raise self._diverged("the weights")
@@ -105,6 +114,16 @@ class Publisher:
         if self._option == "auto" and self._publication_costs.renewed and self._update_costs.median > 0:
             needed = self._publication_costs.median / (COST_SHARE * self._update_costs.median)
             self._interval = min(max(1, math.ceil(needed)), LONGEST_INTERVAL)
+
+    def _finish_updates(self) -> None:
+        """Wait for the updates that the device still runs, and count the costs of those since the last publication."""
+        started, launched = time.perf_counter(), self._launched
+        if self._wait is not None:
+            self._wait()
+        waited = (time.perf_counter() - started) / max(1, len(launched))
+        for seconds in launched:
+            self._update_costs.add(seconds + waited)
+        launched.clear()
 
     def current(self) -> tuple[NDArray[np.float32], int]:
         """Copy of the core's weights, and the version that they have or will be published under; publishes nothing.

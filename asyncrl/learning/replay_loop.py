@@ -19,7 +19,7 @@ from asyncrl.learning.mirror import ObservationMirror
 from asyncrl.learning.pace import Pace
 from asyncrl.learning.policy_lag import PolicyLagMeter
 from asyncrl.learning.staleness import StalenessMeter
-from asyncrl.learning.update_loop import Priorities, UpdateLoop
+from asyncrl.learning.update_loop import Priorities, UpdateLoop, no_steps
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.networks.flat_vector import Drawn, FlatVector
 from asyncrl.protocols import ReplayUpdater, SequenceUpdater
@@ -42,7 +42,8 @@ class ReplayLoop(UpdateLoop):
         snapshots: queue of weights to evaluate.
         total_steps: environment steps over which schedules run, or None.
         max_env_steps: environment steps at which the run ends, or None.
-        dump_dir: directory for the batch of a diverged update, or None.
+        other_steps: returns the steps of other groups that count towards `total_steps`; learner's thread.
+        dump_dir: returns the directory for the batch of a diverged update, or None.
         mirror: observations on the learner's device; None if batches are gathered on the CPU.
 
     Raises:
@@ -65,12 +66,13 @@ class ReplayLoop(UpdateLoop):
         snapshots: WeightSnapshots,
         total_steps: int | None = None,
         max_env_steps: int | None = None,
-        dump_dir: Path | None = None,
+        other_steps: Callable[[], int] = no_steps,
+        dump_dir: Callable[[], Path | None] = lambda: None,
         mirror: ObservationMirror | None = None,
     ) -> None:
         self._algorithm, self._replay, self._mirror = algorithm, replay, mirror
         self._batch: Any = batch  # of the type used by replay and core
-        self._total_steps = total_steps
+        self._total_steps, self._other_steps = total_steps, other_steps
         super().__init__(
             core,
             replay,
@@ -92,6 +94,11 @@ class ReplayLoop(UpdateLoop):
         if mirror is not None:
             assert isinstance(batch, Batch)
             batch.source = mirror
+
+    def close(self) -> None:
+        """See `UpdateLoop`."""
+        if self._mirror is not None:
+            self._mirror.close()
 
     @abstractmethod
     def _make_pace(self, max_env_steps: int | None) -> Pace:
@@ -159,7 +166,7 @@ class ReplayLoop(UpdateLoop):
 
     def _progress(self) -> float:
         total = self._total_steps
-        return min(1.0, self.inserted_steps / total) if total else 0.0
+        return min(1.0, (self.inserted_steps + self._other_steps()) / total) if total else 0.0
 
     def _update(self, beta: float) -> None:
         """Make one update; publish if `publish_interval` updates are unpublished."""

@@ -29,7 +29,7 @@ from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.loop_state import generator_state, restore_generator, restore_state
 from asyncrl.learning.segment_balance import SegmentBalance, SegmentShape
 from asyncrl.learning.staleness import StalenessMeter
-from asyncrl.learning.update_loop import TICK_SECONDS, Priorities, UpdateLoop
+from asyncrl.learning.update_loop import TICK_SECONDS, Priorities, UpdateLoop, no_steps
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.protocols import SegmentUpdater
 from asyncrl.replay.past_segments import PastSegments
@@ -50,7 +50,8 @@ class SegmentLoop(UpdateLoop):
         snapshots: queue of weights to evaluate.
         total_steps: environment steps over which schedules run, or None.
         max_env_steps: environment steps at which the run ends, or None.
-        dump_dir: directory for the batch of a diverged update, or None.
+        other_steps: returns the steps of other groups that count towards `total_steps`; learner's thread.
+        dump_dir: returns the directory for the batch of a diverged update, or None.
         past: replay of past segments that are mixed into batches, or None.
 
     Raises:
@@ -72,7 +73,8 @@ class SegmentLoop(UpdateLoop):
         snapshots: WeightSnapshots,
         total_steps: int | None = None,
         max_env_steps: int | None = None,
-        dump_dir: Path | None = None,
+        other_steps: Callable[[], int] = no_steps,
+        dump_dir: Callable[[], Path | None] = lambda: None,
         past: PastSegments | None = None,
     ) -> None:
         self._algorithm, self._queue, self._past = algorithm, queue, past
@@ -91,7 +93,7 @@ class SegmentLoop(UpdateLoop):
             wake=wake,
             snapshots=snapshots,
         )
-        self._total_steps = total_steps
+        self._total_steps, self._other_steps = total_steps, other_steps
         self._learning = False
         self._trained_steps = 0
         self._samples = 0
@@ -223,8 +225,8 @@ class SegmentLoop(UpdateLoop):
         steps = sum(segment.steps for segment in segments)
         self.pace.received(steps)
         self._trained_steps += steps
-        total = self._total_steps
-        progress = min(1.0, (self._trained_steps - steps) / total) if total else 0.0
+        total, done = self._total_steps, self._trained_steps - steps + self._other_steps()
+        progress = min(1.0, done / total) if total else 0.0
         try:
             self.core.begin(batch, progress)
         except DeviceFull as error:

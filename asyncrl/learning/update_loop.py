@@ -30,6 +30,11 @@ Priorities = Sequence[tuple[int, NDArray[np.float32]]]
 """Per ring, the index of the first kept row, and the priorities `[rows, leaves of a row]` of the kept rows."""
 
 
+def no_steps() -> int:
+    """Steps of other groups in a run without any, or whose schedules run over this group's share alone."""
+    return 0
+
+
 class UpdateLoop(ABC):
     """Loop that turns rows into updates. Created on any thread; used on the learner's only, except for both counters.
 
@@ -90,6 +95,9 @@ class UpdateLoop(ABC):
         """Publish the first weights, for which the actors wait; called once, before the first tick."""
         if self.publisher.version == 0:
             self.publisher.publish()
+
+    def close(self) -> None:  # noqa: B027
+        """Give back what the loop holds outside of its own memory; called once, after the last tick."""
 
     @abstractmethod
     def tick(self) -> bool:

@@ -56,6 +56,10 @@ class Network(Protocol):
         """Return the passes over the rows of `x`; `gradient` is a flat vector as long as `flat`. See `MLPPass`."""
         ...
 
+    def buffers(self) -> list[Tensor]:
+        """Running statistics, which no gradient changes; views of `flat`."""
+        ...
+
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the parameters on the host, by name."""
         ...

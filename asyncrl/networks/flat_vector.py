@@ -5,11 +5,12 @@ Without groups every callback is one comparison with None.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -50,6 +51,23 @@ class Drawn:
     largest_weight: float
 
 
+class Moments(NamedTuple):
+    """Moments of the values that a learner standardises.
+
+    Attributes:
+        count: number of values.
+        mean: their mean.
+        square: sum of their squared deviations from the mean.
+    """
+
+    count: float
+    mean: float
+    square: float
+
+
+NO_VALUES = Moments(0.0, 0.0, 0.0)
+
+
 class FlatVector:
     """Parameters and gradient of all networks that one learner trains; learner's thread only.
 
@@ -58,15 +76,20 @@ class FlatVector:
         gradient: `[P]`, gradient of the next step.
         weighted: part of the gradient that importance weights affect.
         shared: statistics that groups share.
+        buffers: running statistics of modules, which no step changes; views of `parameters`.
 
     Attributes:
         parameters, gradient, weighted, shared: as given.
+        buffers: `[K]` int64 on the CPU, positions of the running statistics.
         moments: first and second moment of the optimiser of each part; their memory never moves. Set by the owner.
         drawn: shard that the batch of this update was drawn from; None without groups or without replay.
         on_update: callback before an update reads the parameters; it may change them in place. None without groups.
         on_step: callback once the gradient is filled, before clipping; it may change it in place. Its arguments are
             the number of samples of the gradient and whether this learner would end its pass here; it returns whether
             the pass ends. None without groups.
+        on_moments: callback before values are standardised, with their moments. It returns those of all groups' values,
+            and whether `gradient` holds a step that the other groups make meanwhile, which this learner must make too.
+            None unless groups fuse gradients.
     """
 
     def __init__(
@@ -75,19 +98,30 @@ class FlatVector:
         gradient: Tensor,
         weighted: slice = slice(None),
         shared: tuple[Shareable | None, ...] = (),
+        buffers: Iterable[Tensor] = (),
     ) -> None:
         assert parameters.shape == gradient.shape and parameters.dim() == 1
         self.parameters, self.gradient, self.weighted = parameters, gradient, weighted
+        first = parameters.storage_offset()
+        starts = [(view.storage_offset() - first, view.numel()) for view in buffers]
+        places = [torch.arange(start, start + count) for start, count in starts]
+        self.buffers = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
         self.shared = tuple(one for one in shared if one is not None)
         self.moments: tuple[tuple[Tensor, Tensor], ...] = ()
         self.drawn: Drawn | None = None
         self.on_update: Callable[[], None] | None = None
         self.on_step: Callable[[float, bool], bool] | None = None
+        self.on_moments: Callable[[Moments], tuple[Moments, bool]] | None = None
 
     def begin_update(self) -> None:
         """Call `on_update`; to be called before the forward pass of an update."""
         if self.on_update is not None:
             self.on_update()
+
+    def wait(self) -> None:
+        """Wait until the device has made the updates that were launched on it; on the CPU they are made."""
+        if self.parameters.is_cuda:
+            torch.cuda.current_stream(self.parameters.device).synchronize()
 
     def begin_step(self, samples: float = 1.0, ends: bool = False) -> bool:
         """Call `on_step` between backward pass and optimiser step; return whether the pass ends.

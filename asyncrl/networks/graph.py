@@ -30,6 +30,8 @@ class GraphedFunction:
 
     def __init__(self, function: Callable[[], None], device: torch.device) -> None:
         self._function, self._cuda, self._calls = function, device.type == "cuda", 0
+        self._device = device
+        self._stream: Any = None
         self._graph: Any = None
 
     def __call__(self) -> None:
@@ -44,17 +46,22 @@ class GraphedFunction:
         else:
             self._graph = torch.cuda.CUDAGraph()
             # Other threads, such as the inference server's, use the device during the capture.
-            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
                 self._function()
             self._graph.replay()
 
     def _beside(self) -> None:
-        """Call the function on another CUDA stream, as required before a capture."""
-        stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
+        """Call the function on another CUDA stream, as required before a capture.
+
+        It is the capture's: autograd accumulates a parameter's gradient on the stream of the first call that is alive.
+        """
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
             self._function()
-        current.wait_stream(stream)
+        current.wait_stream(self._stream)
 
 
 class Kept:

@@ -51,6 +51,10 @@ class ModuleNetwork(NamedTensors):
         modules = self.modules[: options.get("copies")]
         return ModulePass(modules, x, self.ensemble, gradient, options)
 
+    def buffers(self) -> list[Tensor]:
+        """See `NamedTensors`."""
+        return [b for module in self.modules for b in module.buffers() if b.is_floating_point()]
+
     def _views(self) -> dict[str, Tensor]:
         return {
             f"{f'{c}.' if self.ensemble else ''}{name}": tensor

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-_BETAS = (0.9, 0.999)
+_BETA2 = 0.999
 
 
 class FlatAdam:
@@ -21,19 +21,26 @@ class FlatAdam:
         gradient: `[P]`, read at every step, and clipped in place if there is a maximum norm.
         eps: term added to the denominator.
         max_grad_norm: maximum gradient norm; None disables clipping.
+        beta1: decay rate of the first moment.
 
     Attributes:
         learning_rate: learning rate of the last step, 0 before it.
     """
 
     def __init__(
-        self, parameters: Tensor, gradient: Tensor, *, eps: float = 1e-8, max_grad_norm: float | None = None
+        self,
+        parameters: Tensor,
+        gradient: Tensor,
+        *,
+        eps: float = 1e-8,
+        max_grad_norm: float | None = None,
+        beta1: float = 0.9,
     ) -> None:
         self.learning_rate = 0.0
         self._norm: Tensor | None = None
         self._stepped = False
         self._gradient = gradient
-        self._eps, self._limited = eps, max_grad_norm is not None
+        self._eps, self._beta1, self._limited = eps, beta1, max_grad_norm is not None
         self._exp_avg, self._exp_avg_sq = torch.zeros_like(parameters), torch.zeros_like(parameters)
         self._step = torch.zeros((), device=parameters.device)
         self._lists: tuple[list[Tensor], ...] = (
@@ -60,8 +67,8 @@ class FlatAdam:
         torch._fused_adam_(
             *self._lists,
             lr=self._rate,
-            beta1=_BETAS[0],
-            beta2=_BETAS[1],
+            beta1=self._beta1,
+            beta2=_BETA2,
             weight_decay=0.0,
             eps=self._eps,
             amsgrad=False,

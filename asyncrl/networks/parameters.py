@@ -47,6 +47,10 @@ class NamedTensors:
         """Parameters by name, not copies."""
         raise NotImplementedError
 
+    def buffers(self) -> list[Tensor]:
+        """Running statistics, which no gradient changes: views of the flat vector; none in a perceptron."""
+        return []
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return copies of the parameters on the host, by name."""
         return {name: view.detach().cpu().clone() for name, view in self._views().items()}

@@ -17,7 +17,7 @@ from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError, CheckpointError
 from asyncrl.policies.policy_file import ANOTHER, read_policy_file
 from asyncrl.policies.portable_policy import PortablePolicy
-from asyncrl.printable import error_text
+from asyncrl.printable import describe_error, error_text
 from asyncrl.protocols import Algorithm
 from asyncrl.storage.checkpoint_format import MAGIC, refused
 from asyncrl.storage.checkpoint_meta import CheckpointMeta
@@ -133,7 +133,7 @@ def _unpickled(path: Path, unpickle: Callable[[], NetworkFactory | None]) -> Net
     except AsyncRLError:
         raise
     except Exception as error:
-        what = f"the policy's network cannot be unpickled: {type(error).__name__}: {error_text(error)}"
+        what = f"the policy's network cannot be unpickled: {describe_error(error)}"
         raise refused(path, what, "network", "put the modules it was defined with on sys.path") from error
 
 
@@ -180,7 +180,7 @@ def _fitting(path: Path) -> Iterator[None]:
         TypeError,
         ValueError,
     ) as error:
-        raise _does_not_fit(path, error_text(error) or type(error).__name__) from None
+        raise _does_not_fit(path, error_text(error)) from None
 
 
 def _weight_count(algorithm: Any, meta: CheckpointMeta) -> int:

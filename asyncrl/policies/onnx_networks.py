@@ -88,8 +88,8 @@ def network_outputs(graph: Graph, policy: TrainedPolicy) -> str:
         x = graph.add("Sub", x, graph.constant(weights[layout.obs_mean]))
         x = graph.add("Mul", x, graph.constant(weights[layout.obs_scale]))
         x = graph.clip(x, -OBSERVATION_CLIP, OBSERVATION_CLIP)
-    elif policy.spec.observation_dtype == "uint8":
-        x = graph.add("Mul", x, graph.constant(np.float32(1 / 255)))
+    elif policy.spec.observation_dtype == "uint8" and policy.spec.byte_factor != 1:
+        x = graph.add("Mul", x, graph.constant(np.float32(policy.spec.byte_factor)))
     if getattr(layout, "cell", None) is not None:
         return _recurrent(graph, x, ParameterReader(weights), layout)
     if layout.network is not None:

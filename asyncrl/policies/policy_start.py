@@ -46,10 +46,15 @@ def begin_with_policy(core: Updater, policy: PortablePolicy) -> None:
         ) from error
 
 
+def _scaled(spec: EnvSpec) -> str:
+    is_scaled = spec.observation_dtype == "uint8" and not spec.leaves and spec.byte_factor != 1
+    return " divided by 255" if is_scaled else ""
+
+
 def _shape(policy: Any, spec: EnvSpec) -> dict[str, Any]:
     """Properties that must agree: spaces, kind and shape of the network."""
     return {
-        "observations": f"{spec.observation_dtype} {list(spec.observation_shape)}",
+        "observations": f"{spec.observation_dtype} {list(spec.observation_shape)}{_scaled(spec)}",
         "actions": spec.action,
         "networks": (type(policy).__name__, getattr(policy, "layout", None)),
         "weights": policy.weight_count,

@@ -102,7 +102,8 @@ def restore_queue(queue: SegmentQueue, state: Mapping[str, Any], *, rows: bool) 
     any. Later segments are found by the next `poll`.
 
     Returns:
-        The segments that were taken and not released.
+        The segments that were taken and not released. They may only be released: their frame stacks are cut without the
+        observations before them, and the learner's own state holds what is left to train on.
     """
     held: list[Segment] = []
     if rows:

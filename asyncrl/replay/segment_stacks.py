@@ -38,6 +38,8 @@ class SegmentStacks:
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Stacks of the next segment, as new arrays.
 
+        To be called once per segment: a second call would put the segment's own tail before its first row.
+
         Args:
             obs: `[E, T, *shape]`.
             last_obs: `[E, *shape]`, observation after the last row.

@@ -4,11 +4,13 @@ A callback is any object with one or more of the methods of `Callback`. The run 
 slow callback slows it down. A callback ends the run by `return False` or `trainer.stop()`.
 
 A callback that raises ends the run in the normal order: checkpoint, summary, closed processes. `learn`, `run` or `wait`
-then raises the exception. Later events still call the other callbacks; of the failed one only `on_end` is called.
+then raises the exception; StopIteration and CancelledError as the cause of a RuntimeError, since coroutines give them
+another meaning. Later events still call the other callbacks; of the failed one only `on_end` is called.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 from collections.abc import Callable, Sequence
@@ -16,9 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from asyncrl.printable import describe_error
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 
 HOOKS = ("on_start", "on_report", "on_evaluation", "on_checkpoint", "on_end")
+OTHER_HOOKS = ("_on_step", "_on_training_start", "_on_training_end", "_on_rollout_start", "_on_rollout_end")
+"""Methods that callbacks of Stable-Baselines3 override."""
 
 
 class Callback:
@@ -113,8 +118,8 @@ class Callbacks:
                 answer = method(self._trainer, *event)
                 if isinstance(answer, bool | np.bool_) and not answer and hook != "on_end":
                     self._stop()
-            except (Exception, SystemExit, KeyboardInterrupt) as error:  # raised at the end of the run
-                self._note(callback, error)
+            except BaseException as error:  # raised at the end of the run
+                self._note(callback, _that_travels(error, f"{type(callback).__name__}.{hook}"))
 
     def _note(self, callback: Any, error: BaseException) -> None:
         self._failed.append(callback)
@@ -124,11 +129,21 @@ class Callbacks:
             self._fail(error)
 
 
+def _that_travels(error: BaseException, callback: str) -> BaseException:
+    """The error, or a RuntimeError caused by it where coroutines and futures give its type another meaning."""
+    if not isinstance(error, StopIteration | asyncio.CancelledError | GeneratorExit):
+        return error
+    stand_in = RuntimeError(f"{callback} raised {describe_error(error)}")
+    stand_in.__cause__ = error
+    return stand_in
+
+
 def checked(callbacks: Sequence[Any]) -> tuple[Any, ...]:
     """Return these callbacks as a tuple.
 
     Raises:
-        TypeError: an object has none of the methods, is a class, or has a method that is a coroutine function.
+        TypeError: an object has none of the methods, is a class, has a method that is a coroutine function, or one for
+            an event that does not exist.
     """
     callbacks = tuple(callbacks)
     for index, callback in enumerate(callbacks):
@@ -139,6 +154,13 @@ def checked(callbacks: Sequence[Any]) -> tuple[Any, ...]:
 def _check(index: int, callback: Any) -> None:
     if isinstance(callback, type):
         raise TypeError(f"callbacks[{index}] must be an object, got the class; write {callback.__name__}()")
+    for name in dir(type(callback)):
+        is_hook = (name.startswith("on_") and name not in HOOKS) or name in OTHER_HOOKS
+        if is_hook and callable(getattr(callback, name, None)):
+            raise TypeError(
+                f"callbacks[{index}].{name} is called by no event; the methods are {', '.join(HOOKS)}, "
+                "and on_report comes with every report; rename it"
+            )
     if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
         raise TypeError(
             f"callbacks[{index}] must have one of the methods {', '.join(HOOKS)}, "

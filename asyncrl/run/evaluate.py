@@ -46,6 +46,8 @@ from asyncrl.show.metrics import EvaluationResult
 
 REGULAR, CONFIRMATION, FINAL = range(3)
 """Kinds of evaluation; each draws its own episodes."""
+MOST_EVALUATIONS = 10_000
+"""Most results that a run holds in memory (0.4 kB each); beyond it every second one is dropped, the files keep all."""
 FAILURES_IN_A_ROW = 5
 """Consecutive failed evaluations that end a run that only an evaluation can end."""
 EVALUATION_SHARE = 0.5
@@ -86,7 +88,7 @@ class EvaluationSchedule:
         other_steps: returns the steps of the other groups, given this group's at a copy; called when it arrives.
 
     Attributes:
-        evaluations: results of all evaluations so far, in order.
+        evaluations: results so far, in order; beyond `MOST_EVALUATIONS` thinned, the last one is always among them.
         best: the best of them (the first of several), or None.
         best_weights: the weights of `best`, or None.
         holds_training: whether training is held for an evaluation, or has ended before the evaluations have.
@@ -220,14 +222,8 @@ class EvaluationSchedule:
         self._evaluator.max_seconds = seconds
         playing = asyncio.create_task(self.evaluate_now(episodes), name="final-evaluation")
         stopping = asyncio.create_task(stop_requested.wait(), name="stop-requested")
-        now, finished = asyncio.get_running_loop().time, set[asyncio.Task[Any]]()
-        end = now() + seconds + GRACE_SECONDS
         try:
-            while not finished and (left := end - now()) > 0:
-                on_progress((self._evaluator.finished_episodes, episodes))
-                finished, _ = await asyncio.wait(
-                    (playing, stopping), timeout=min(left, TELL_SECONDS), return_when=asyncio.FIRST_COMPLETED
-                )
+            await self._wait_and_tell((playing, stopping), seconds + GRACE_SECONDS, episodes, on_progress)
             if playing.done():
                 return playing.result(), None
             failure = "interrupted" if stopping.done() else f"it took longer than {seconds:.0f} s"
@@ -243,6 +239,21 @@ class EvaluationSchedule:
             text = f"[ASYNC041] the final evaluation failed, the run and its weights are kept without it: {failure}"
             warnings.warn(EvaluationIncomplete(text), stacklevel=2)
         return None, failure
+
+    async def _wait_and_tell(
+        self,
+        tasks: tuple[asyncio.Task[Any], ...],
+        seconds: float,
+        episodes: int,
+        on_progress: Callable[[tuple[int, int]], None],
+    ) -> None:
+        """Wait for the first of `tasks`, at most `seconds`."""
+        now, finished = asyncio.get_running_loop().time, set[asyncio.Task[Any]]()
+        end = now() + seconds
+        while not finished and (left := end - now()) > 0:
+            on_progress((self._evaluator.finished_episodes, episodes))
+            wait = min(left, TELL_SECONDS)
+            finished, _ = await asyncio.wait(tasks, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
 
     async def evaluate_now(self, episodes: int) -> EvaluationResult:
         """Evaluate the current weights and record the result like any other."""
@@ -330,6 +341,8 @@ class EvaluationSchedule:
 
     async def _record(self, result: EvaluationResult, weights: NDArray[np.float32]) -> None:
         self.evaluations += (result,)
+        if len(self.evaluations) > MOST_EVALUATIONS:
+            self.evaluations = self.evaluations[::-2][::-1]  # the last one stays
         if self.best is None or result.return_mean > self.best.return_mean:
             self.best, self.best_weights = result, weights
             await self._on_best(result, weights)

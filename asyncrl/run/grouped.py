@@ -70,7 +70,7 @@ class Group:
     Attributes:
         session: as given.
         whole: options of the whole run and of its algorithm.
-        config, algorithm: this group's shares.
+        config, algorithm: this group's shares. With `async` fusion `config.total_steps` is that of the whole run.
         resumed: the checkpoint to resume this group from, or None.
         max_env_steps: limit of this group's environment steps. With `async` fusion it is that of the whole run, so that
             a fast group takes over the steps of a slow one.
@@ -97,6 +97,8 @@ class Group:
         self.max_env_steps = self.config.total_steps
         if config.fusion == "async" and config.total_steps is not None:
             self.max_env_steps = counted + max(1, config.total_steps - done)
+            self.config = dataclasses.replace(self.config, total_steps=config.total_steps)
+        self._elsewhere = self._before[0] + (place.size - 1) * self._begun[0]
         self.among = actor_indices(place.rank, place.size, self.config.actors)
         self._learner: Learner | None = None
         self._stop: Callable[[str], None] = lambda _: None
@@ -228,6 +230,9 @@ class Group:
             return
         done, now = sum(status["env_steps"] for status in statuses.values()), time.monotonic()
         done += self._made_before()[0]
+        place, unheard = self.session.place, {"env_steps": self._begun[0]}
+        others = (statuses.get(rank, unheard) for rank in range(place.size) if rank != place.rank)
+        self._elsewhere = self._made_before()[0] + sum(status["env_steps"] for status in others)
         if self.leads and done >= total:
             self._stop("total_steps")
         before, then = self._looked or (done, now)
@@ -270,6 +275,14 @@ class Group:
             "env_steps": [steps, *(group.env_steps for group in others)],
             "updates": [updates, *(group.updates for group in others)] if together else [updates],
         }
+
+    def scheduled_elsewhere(self) -> int:
+        """Steps of the other groups that count towards this group's schedules; any thread.
+
+        With `async` fusion schedules run over the steps of all groups, as of the last heartbeat, because a fast group
+        takes more steps than its share. Otherwise they run over the share.
+        """
+        return self._elsewhere if self.whole[0].fusion == "async" else 0
 
     def other_steps(self, env_steps: int) -> int:
         """Environment steps of the other groups when this one has taken `env_steps`; as of their last heartbeat.

@@ -8,7 +8,7 @@ import warnings
 import torch
 
 from asyncrl.config import TrainerConfig, usable_cores
-from asyncrl.errors import DeviceNotAvailable, TooManyThreads
+from asyncrl.errors import ConfigurationError, DeviceNotAvailable, TooManyThreads
 
 GPU_WEIGHTS = 500_000
 """Least number of weights for which `device="auto"` takes a GPU; below, kernel launches cost more than computation."""
@@ -25,6 +25,19 @@ def warn_of_too_many_threads(config: TrainerConfig) -> None:
                 f"set num_actors to {max(1, cores - torch_threads)} and torch_threads to 1"
             ),
             stacklevel=2,
+        )
+
+
+def require_float32() -> None:
+    """Raise `ConfigurationError` if torch makes tensors of another type than float32 where none is named.
+
+    The default is the process's, so a run cannot set its own beside the caller's code; networks, kernels and the weight
+    mailbox hold float32.
+    """
+    if (default := torch.get_default_dtype()) != torch.float32:
+        raise ConfigurationError(
+            f"torch's default dtype must be float32 while a run trains, got {str(default).removeprefix('torch.')}",
+            fix="call torch.set_default_dtype(torch.float32) before, or train in a process of its own",
         )
 
 

@@ -13,7 +13,6 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from asyncrl.actors.pool import ActorPool
@@ -30,6 +29,7 @@ from asyncrl.run.episode_window import EpisodeWindow
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.show.rates import Counters, RateMeter
 from asyncrl.show.writers import RunWriters
+from asyncrl.storage.run_directory import RunDirectory
 
 OPTIONS = ("algo", "env", "seed", "total_steps", "target_return", "target_training_return", "max_seconds")
 """Options of a run that a snapshot has too."""
@@ -133,6 +133,7 @@ class Reporter:
         self._meter.observe(time.monotonic(), Counters())
         self._actors_waited = 0.0
         self._writers: RunWriters | None = None
+        self._told: tuple[int, int, int] | None = None
         self._warned_of_staleness = self._warned_of_listener = False
 
     def current(self) -> Snapshot:
@@ -140,9 +141,10 @@ class Reporter:
         assert self.last is not None
         return self.last
 
-    def open_files(self, directory: Path) -> None:
+    def open_files(self, directory: RunDirectory) -> None:
         """Write every later report and evaluation to the metric files of `directory`. Raises OSError."""
-        self._writers = RunWriters(directory)
+        assert directory.path is not None
+        self._writers = RunWriters(directory.path, directory.check)
 
     def close(self) -> None:
         """Close the files."""
@@ -235,7 +237,7 @@ class Reporter:
                 self._writers.write(snapshot)
         finally:
             self._call_listener(snapshot)
-        self._callbacks.report(snapshot)
+        self._call_callbacks(snapshot)
         self._warned_of_staleness = self._warned_of_staleness or _warn_of_staleness(snapshot)
 
     def tell(self, state: str, **fields: Any) -> None:
@@ -253,11 +255,21 @@ class Reporter:
         self._callbacks.evaluation(result)
         self.times.ask()
 
+    def _call_callbacks(self, snapshot: Snapshot) -> None:
+        """Call `on_report`, unless nothing that is learned has changed since the last call and the run goes on.
+
+        Actors and learner may rest for a long time: training waits for an evaluation, or has ended before the last one.
+        """
+        told = snapshot.env_steps, snapshot.updates, len(snapshot.evaluations)
+        if told != self._told or snapshot.stop_reason is not None:
+            self._told = told if self._callbacks.started else None
+            self._callbacks.report(snapshot)
+
     def _call_listener(self, snapshot: Snapshot) -> None:
         """Pass `snapshot` to the listener; an exception gives one warning (ASYNC042) and does not end the run."""
         try:
             self._listener(snapshot)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             if not self._warned_of_listener:
                 self._warned_of_listener = True
                 text = (

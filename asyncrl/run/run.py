@@ -24,6 +24,7 @@ import dataclasses
 import os
 import secrets
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -46,13 +47,21 @@ from asyncrl.actors.probe import probe
 from asyncrl.actors.processes import require_processes
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import pack_policy
+from asyncrl.envs.observations import unread_text
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import AsyncRLError, StoppedWhileStarting, TrainingDiverged, single_error
+from asyncrl.errors import (
+    AsyncRLError,
+    StoppedWhileStarting,
+    TextLeftOut,
+    TrainingDiverged,
+    single_error,
+)
 from asyncrl.interfaces import EnvSpec
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.inference_server import InferenceServer
 from asyncrl.learning.learner import Learner, LearnerReport
 from asyncrl.learning.learner_thread import LearnerThread
+from asyncrl.learning.update_loop import no_steps
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.options import option_values
 from asyncrl.policies.policy_start import begin_with_policy, policy_to_begin_with
@@ -64,7 +73,7 @@ from asyncrl.run.evaluate import EvaluationSchedule
 from asyncrl.run.group_shares import made_by_others, without_others
 from asyncrl.run.grouped import Group
 from asyncrl.run.inference import request_layout, start_server
-from asyncrl.run.machine import choose_device, take_own_gpu, warn_of_too_many_threads
+from asyncrl.run.machine import choose_device, require_float32, take_own_gpu, warn_of_too_many_threads
 from asyncrl.run.memory import ring_layout
 from asyncrl.run.reporting import Reporter
 from asyncrl.run.run_state import RunState, restore_rings
@@ -81,7 +90,7 @@ from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.storage.checkpoint import CheckpointMeta
 from asyncrl.storage.config_file import options_by_table
 from asyncrl.storage.resume import Resumption
-from asyncrl.storage.run_directory import RunDirectory, refuse_unwritable
+from asyncrl.storage.run_directory import DirectoryLost, RunDirectory, refuse_unwritable
 from asyncrl.storage.run_files import write_run_files
 
 TOKEN_BYTES = 15
@@ -206,7 +215,7 @@ class Run:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 stack.enter_context(fast_switching())
-                stack.enter_context(slow_stop_told(self._stop_requested, self.directory.path))
+                stack.enter_context(slow_stop_told(self._stop_requested, lambda: self.directory.current))
                 reason, error = await self._build_and_train(stack)
                 try:
                     self.outcome, error = await self.end(reason, error)
@@ -276,14 +285,20 @@ class Run:
             ValueError: the pace would deadlock.
         """
         stack.callback(self._server.close)
+        require_float32()
         require_descriptors(self.config.actors)
         require_processes(self.config.actors)
         await self._serve_page(stack)
         self.reporter.show(self.snapshot(None))
         with single_error():
             self.spec = await self._probe()
+        if self.resumed is not None:  # its weights belong to its scaling of bytes
+            kind = self.resumed.meta.spec.observation_kind
+            self.spec = dataclasses.replace(self.spec, observation_kind=kind)
         if self.spec.vector_envs is not None:
             self.config = dataclasses.replace(self.config, envs_per_actor=self.spec.vector_envs)
+        self.whole = self.whole[0], _for_run(self.whole[1], self.spec, self.whole[0])
+        self.algorithm = _for_run(self.algorithm, self.spec, self.config)
         self._write_options()
         with single_error():
             await self._make_parts(stack)
@@ -338,6 +353,8 @@ class Run:
             spec = await probe(self._server, self.source, self.config.ready_timeout_seconds)
             algorithm.check(spec)
             checked.set()
+            if spec.unread:
+                warnings.warn(TextLeftOut(f"[ASYNC047] {spec.name}: {unread_text(spec)}"), stacklevel=2)
             return spec
 
         try:
@@ -355,7 +372,7 @@ class Run:
             with refuse_unwritable(self.directory.path):
                 resumed = self.resumed.record() if self.resumed is not None else None
                 write_run_files(self.directory, *self.whole, self.source, resumed)
-                self.reporter.open_files(self.directory.path)
+                self.reporter.open_files(self.directory)
 
     async def _make_parts(self, stack: contextlib.AsyncExitStack) -> None:
         """Make memory, then actors and network in parallel, then the learner over both."""
@@ -386,6 +403,7 @@ class Run:
             make = partial(make_updater, algorithm, spec, device, core_seed, first)
             core = tasks.create_task(self.thread.call(make), name="make-network")
         self._make_learner(core.result())
+        stack.push_async_callback(self.learner.close)
         await self.saver.look_at_disk(layout.nbytes() * config.actors)
         if self.resumed is not None:
             await self.state.restore(self.resumed)
@@ -425,7 +443,7 @@ class Run:
             PoolPlan(self.source, packed, layout, actors, seed, served, among),
             Connections(self.mailbox, self.doorbell, requests),
             limits=self._limits(),
-            log_dir=self.directory.actor_logs,
+            log_of=self.directory.actor_log,
             on_failure=self.fail,
             on_death=self._actor_died,
         )
@@ -459,7 +477,8 @@ class Run:
             wake=self.pool.wake,
             snapshots=snapshots,
             max_env_steps=config.total_steps if self.group is None else self.group.max_env_steps,
-            dump_dir=self.directory.path,
+            other_steps=no_steps if self.group is None else self.group.scheduled_elsewhere,
+            dump_dir=lambda: self.directory.current,
         )
         self.learner = Learner(loop, self.doorbell, self.thread, config.burst_seconds, snapshots)
         self.schedule = EvaluationSchedule(
@@ -621,13 +640,13 @@ class Run:
                 weights, error, reason = None, error or diverged, "failed"
         evaluation, failure = self.schedule.last if reached else None, None
         leads = self.group is None or self.group.leads
-        if error is None and reason in COMPLETE and learned and leads and not reached:
+        if error is None and reason in COMPLETE and weights is not None and leads and not reached:
             evaluation, failure = await self.schedule.evaluate_finally(
                 self.config.target_eval_episodes,
                 self._stop_requested,
                 lambda done: self.reporter.tell("evaluating", final_evaluation=done),
             )
-            if evaluation is not None and weights is not None:
+            if evaluation is not None:
                 await self.saver.save_before_evaluating(weights)  # again, with this evaluation
         snapshot = self._last_snapshot(reason, None if error is None else describe_error(error))
         summary = self._write_summary(snapshot, evaluation, failure)
@@ -675,6 +694,8 @@ class Run:
         summary["eval"] |= {"cut_episodes": cut, "error": failure}
         try:
             self.directory.write_json("summary.json", summary)
+        except DirectoryLost:
+            pass  # it was told
         except Exception as failed:
             warn_of_file("summary.json", failed)
         return summary
@@ -705,3 +726,9 @@ def make_updater(
         begin_with_policy(core, first)
     prepare_quietly(without=("asyncrl.replay", "asyncrl.shm.requests"))  # `Run._probe` prepares these
     return core
+
+
+def _for_run(algorithm: Algorithm, spec: EnvSpec, config: TrainerConfig) -> Algorithm:
+    """The algorithm's record with a value for every option that is left to the run; a user's may leave none."""
+    chosen: Algorithm = algorithm.for_run(spec, config) if hasattr(algorithm, "for_run") else algorithm
+    return chosen

@@ -22,13 +22,12 @@ from asyncrl.errors import FilesNotWritten, ResourceError, TrainingDiverged
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.policies.portable_policy import PolicyOrigin
-from asyncrl.printable import error_text
 from asyncrl.run.run_state import RunState
 from asyncrl.run.slow_stop import within_limit
 from asyncrl.show.metrics import EvaluationResult
 from asyncrl.storage.checkpoint import CheckpointMeta
-from asyncrl.storage.disk_space import warn_of_little_space
-from asyncrl.storage.run_directory import RunDirectory
+from asyncrl.storage.disk_space import reason_of, warn_of_little_space
+from asyncrl.storage.run_directory import DirectoryLost, RunDirectory
 
 BEST_SECONDS = 60.0
 """Time that an evaluation waits until the best weights are written; a disk that hangs would end no run."""
@@ -158,6 +157,7 @@ class CheckpointSaver:
             return ""
         async with self._turn:
             try:
+                self._directory.check()
                 if weights is None:
                     weights, _ = await self._learner.current_weights()
                 what = self._what(weights)
@@ -199,6 +199,7 @@ class CheckpointSaver:
         return await (self._state.take_with_rows(folder.directory) if with_rows else self._state.take())
 
     async def _write(self, state: dict[str, Any], meta: CheckpointMeta, *, best: bool) -> str:
+        self._directory.check()
         folder = self._directory.checkpoints
         assert folder is not None
         # The best weights are written without rows, so that file is not the one to resume from.
@@ -208,8 +209,8 @@ class CheckpointSaver:
         return path
 
     def _warn(self, error: Exception) -> None:
-        before, self.failure = self.failure, error_text(error)
-        if not before:
+        before, self.failure = self.failure, reason_of(error)
+        if not before and not isinstance(error, DirectoryLost):
             text = (
                 f"[ASYNC040] the checkpoint of update {self._learner.updates:,} cannot be written: {self.failure}; "
                 "training goes on, the checkpoints that are there stay, and the next one is tried as usual; make "
@@ -233,6 +234,6 @@ class CheckpointSaver:
 def warn_of_file(what: str, error: Exception) -> None:
     """Warn (ASYNC040) that this file of the end of a run cannot be written."""
     text = (
-        f"[ASYNC040] {what} cannot be written: {error_text(error)}; the result holds what it would have held"
+        f"[ASYNC040] {what} cannot be written: {reason_of(error)}; the result holds what it would have held"
     )
     warnings.warn(FilesNotWritten(text), stacklevel=3)

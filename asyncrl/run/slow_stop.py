@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import warnings
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,12 +37,12 @@ async def within_limit(answer: Awaitable[T]) -> T:
 
 
 @contextlib.contextmanager
-def slow_stop_told(requested: asyncio.Event, directory: Path | None) -> Iterator[None]:
+def slow_stop_told(requested: asyncio.Event, directory: Callable[[], Path | None]) -> Iterator[None]:
     """Warn (ASYNC045) `TELL_SECONDS` after `requested` is set, unless the block has ended; event-loop thread.
 
     Args:
         requested: set when the run is asked to stop.
-        directory: directory of the file with the tasks' stacks; None writes none.
+        directory: returns the directory of the file with the tasks' stacks; None writes none.
     """
     watching = asyncio.create_task(_watch(requested, directory), name="slow-stop")
     try:
@@ -51,20 +51,20 @@ def slow_stop_told(requested: asyncio.Event, directory: Path | None) -> Iterator
         watching.cancel()
 
 
-async def _watch(requested: asyncio.Event, directory: Path | None) -> None:
+async def _watch(requested: asyncio.Event, directory: Callable[[], Path | None]) -> None:
     await requested.wait()
     await asyncio.sleep(TELL_SECONDS)
     _tell(directory)
 
 
-def _tell(directory: Path | None) -> None:
+def _tell(directory: Callable[[], Path | None]) -> None:
     waiting = {task.get_name(): _stack(task) for task in asyncio.all_tasks() - {asyncio.current_task()}}
-    where = ""
-    if directory is not None:
+    where, folder = "", directory()
+    if folder is not None:
         text = "\n".join(f"{name}\n  " + "\n  ".join(lines) for name, lines in sorted(waiting.items()))
         with contextlib.suppress(OSError):
-            (directory / FILE).write_text(f"{text}\n", encoding="utf-8")
-            where = f"; {directory / FILE} has their stacks"
+            (folder / FILE).write_text(f"{text}\n", encoding="utf-8")
+            where = f"; {folder / FILE} has their stacks"
     tasks = ", ".join(f"{name} in {lines[-1]}" for name, lines in sorted(waiting.items()) if lines)
     text = (
         f"[ASYNC045] the run was asked to stop {TELL_SECONDS:.0f} s ago and has not ended; it waits for {tasks}{where}"

@@ -22,7 +22,7 @@ from asyncrl.learning.lockstep_replay import LockstepReplayLoop
 from asyncrl.learning.mirror import ObservationMirror, make_mirror
 from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
 from asyncrl.learning.segment_loop import SegmentLoop
-from asyncrl.learning.update_loop import UpdateLoop
+from asyncrl.learning.update_loop import UpdateLoop, no_steps
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.priority_rules import PriorityRules
@@ -46,7 +46,8 @@ def make_loop(
     wake: Callable[[int], None],
     snapshots: WeightSnapshots,
     max_env_steps: int | None = None,
-    dump_dir: Path | None = None,
+    other_steps: Callable[[], int] = no_steps,
+    dump_dir: Callable[[], Path | None] = lambda: None,
 ) -> UpdateLoop:
     """Make the update loop that `algorithm.update_loop` names, over all rings.
 
@@ -60,7 +61,8 @@ def make_loop(
         wake: wakes the actor with the given index if it waits for a grant.
         snapshots: queue of weights to evaluate.
         max_env_steps: environment steps at which the run ends, or None.
-        dump_dir: directory for the batch of a diverged update, or None.
+        other_steps: returns the steps of other groups that count towards schedules; learner's thread.
+        dump_dir: returns the directory for the batch of a diverged update, or None.
 
     Raises:
         ValueError: the pace would deadlock (see `Balance` and `SegmentBalance`).
@@ -71,6 +73,7 @@ def make_loop(
         "snapshots": snapshots,
         "total_steps": config.total_steps,
         "max_env_steps": max_env_steps,
+        "other_steps": other_steps,
         "dump_dir": dump_dir,
     }
     if algorithm.update_loop == "segments":
@@ -114,7 +117,7 @@ def _mirror_of(algorithm: Any, spec: EnvSpec, core: Any, replay: RingReplay[Any]
     return make_mirror(
         algorithm.replay_device,
         replay,
-        core.vector.parameters.device.type,
+        core.vector.parameters.device,
         algorithm.batch_size,
         algorithm.seen(spec),
         algorithm.normalize_observations,

@@ -15,7 +15,10 @@ A worker thread reads the files; it reads a run again only if one of its files h
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ from asyncrl.server.curves import curves
 from asyncrl.server.listener import HttpServer
 from asyncrl.server.pages import FOLDER_PAGE, page_response
 from asyncrl.server.security import Refusal, read_body
-from asyncrl.show.kept_run import KeptRun, differing_options, find_runs
+from asyncrl.show.kept_run import KeptRun, differing_options, find_runs, read_text
 
 MOST_CURVES = 24
 
@@ -84,9 +87,9 @@ class FolderServer(HttpServer):
 
     # --- on a worker thread, one request at a time ---------------------------------------------------------------
 
-    async def _off_loop(self, work: Any) -> Any:
+    async def _off_loop(self, work: Callable[[], Any]) -> Any:
         async with self._turn:
-            return await asyncio.to_thread(work)
+            return await _on_daemon(work)
 
     def _list(self) -> dict[str, Any]:
         """Every run with its facts, and the options in which they differ."""
@@ -100,7 +103,8 @@ class FolderServer(HttpServer):
         return {"folder": str(self._folder), "runs": facts, "differing": differing_options(runs)}
 
     def _name(self, run: KeptRun) -> str:
-        return run.path.relative_to(self._folder).as_posix() if run.path != self._folder else run.path.name
+        path = run.path.relative_to(self._folder).as_posix() if run.path != self._folder else run.path.name
+        return _clean(path)
 
     def _unchanged(self, name: str, run: KeptRun) -> tuple[Signature, KeptRun]:
         """The known signature and run if none of the run's files has changed, else the new ones."""
@@ -162,14 +166,48 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 def _live_page(run: KeptRun) -> str:
     """Address of a live run's page with its token. Raises Refusal 404 if the run serves none."""
     try:
-        held = msgspec.json.decode((run.path / "http.json").read_bytes(), type=dict[str, Any])
+        held = msgspec.json.decode(read_text(run.path / "http.json"), type=dict[str, Any])
         url, token = str(held["url"]), str(held["token"])
-    except (OSError, msgspec.DecodeError, KeyError):
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError, KeyError, RecursionError):
         raise Refusal(404, "this run serves no page") from None
     if not url.startswith(("http://127.0.0.1:", "http://[::1]:", "http://localhost:")):
         raise Refusal(404, "this run's page is not on this machine")
     return f"{url}/#token={token}"
 
 
+async def _on_daemon(work: Callable[[], Any]) -> Any:
+    """Result of `work` on a daemon thread; a thread of a pool that a disk holds would keep the server from ending."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Any] = loop.create_future()
+
+    def tell(result: Any, error: BaseException | None) -> None:
+        if not answer.done():
+            answer.set_result(result) if error is None else answer.set_exception(error)
+
+    def call() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(tell, result, error)
+
+    threading.Thread(target=call, name="read-runs", daemon=True).start()
+    return await answer
+
+
+def _clean(value: Any) -> Any:
+    """`value` of a run's files as JSON that every reader takes: no lone surrogates, no integers beyond 64 bits."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_clean(key): _clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    return str(value) if isinstance(value, int) and abs(value) >= 1 << 63 else value
+
+
 def _json(value: Any) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json", charset="utf-8")
+    body = msgspec.json.encode(_clean(value))
+    return web.Response(body=body, content_type="application/json", charset="utf-8")

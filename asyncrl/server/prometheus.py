@@ -56,7 +56,9 @@ class _SnapshotCollector(Collector):
         if snapshot.evaluation is not None:
             yield from _families(EVALUATION_METRICS, snapshot.evaluation)
             yield GaugeMetricFamily(
-                "asyncrl_evaluations", "Greedy evaluations so far.", len(snapshot.evaluations)
+                "asyncrl_evaluations",
+                "Greedy evaluations so far, thinned beyond 10,000.",
+                len(snapshot.evaluations),
             )
         if snapshot.best_evaluation is not None:
             best = snapshot.best_evaluation.return_mean

@@ -128,7 +128,8 @@ class Routes:
         """Stream a snapshot immediately and then every second; at the end a last one and `event: end`.
 
         `event: evaluations` precedes each snapshot with new evaluations, and the first snapshot with all so far.
-        `first` is the index of the first of `evaluations`, counted from 0 at the run's start.
+        `first` is the index of the first of `evaluations`: those from there on are replaced. It is 0 again after a run
+        has thinned its evaluations.
         """
         if len(self.streams) >= MAX_STREAMS:
             raise Refusal(503, f"at most {MAX_STREAMS} event streams, all are taken", {"Retry-After": "10"})
@@ -168,6 +169,7 @@ class Routes:
             reading = self._feed.current()
             evaluations = reading.snapshot.evaluations
             text = b"data: " + reading.json + b"\n\n"
+            known = known if known <= len(evaluations) else 0
             if len(evaluations) > known:
                 news = msgspec.json.encode({"first": known, "evaluations": evaluations[known:]})
                 text = b"event: evaluations\ndata: " + news + b"\n\n" + text

@@ -168,14 +168,22 @@ def cache_folder(sources: Path) -> Path | None:
             return folder
     private = temporary_folder()
     # Machine code is executed, so never take it from a folder that another user can write to.
-    if is_writable(private) and _is_own(private) and is_writable(folder := private / name):
+    if (
+        private is not None
+        and is_writable(private)
+        and _is_own(private)
+        and is_writable(folder := private / name)
+    ):
         return folder
     return None
 
 
-def temporary_folder() -> Path:
-    """This user's folder in the system's temporary folder."""
-    return Path(tempfile.gettempdir()) / f"asyncrl-kernels-{os.getuid()}"
+def temporary_folder() -> Path | None:
+    """This user's folder in the system's temporary folder, None if there is no such that can be written."""
+    try:
+        return Path(tempfile.gettempdir()) / f"asyncrl-kernels-{os.getuid()}"
+    except FileNotFoundError:
+        return None
 
 
 def is_writable(folder: Path) -> bool:

@@ -73,8 +73,9 @@ def _notice(missing: list[Kernel]) -> str:
     folders = [kernel._cache.folder for kernel in missing]
     if None in folders:
         return "for this run alone, for no cache folder can be written"
-    if any(folder.is_relative_to(temporary_folder()) for folder in folders if folder):
-        return f"kept in {temporary_folder()}, for no cache folder can be written"
+    temporary = temporary_folder()
+    if temporary is not None and any(folder.is_relative_to(temporary) for folder in folders if folder):
+        return f"kept in {temporary}, for no cache folder can be written"
     return "once per installation"
 
 

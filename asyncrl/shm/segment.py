@@ -1,9 +1,10 @@
 """Anonymous shared memory with the layout of a list of arrays.
 
-A segment has no name that could leak. On Linux it is a memfd sealed against shrinking and growing; elsewhere it is a
-POSIX shared-memory object, unlinked after it is opened. Other processes get its file descriptor. The memory is freed
-when the last process that holds it has ended, however it ended. (`multiprocessing.shared_memory` leaks when its process
-group is killed, is unlinked by an unrelated exit, and dies of SIGBUS if /dev/shm is small.)
+A segment has no name that could leak. On Linux it is a memfd sealed against shrinking and growing; elsewhere, and where
+memfd is refused (a container's filter), it is a POSIX shared-memory object, unlinked after it is opened. Other
+processes get its file descriptor. The memory is freed when the last process that holds it has ended, however it ended.
+(`multiprocessing.shared_memory` leaks when its process group is killed, is unlinked by an unrelated exit, and dies of
+SIGBUS if /dev/shm is small.)
 
 The memory is reserved when the segment is created: its size is compared with the free memory of the machine and the
 control group, then every page is allocated, so that no process can run out of it later.
@@ -26,8 +27,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.errors import SharedMemoryTooSmall
+from asyncrl.errors import ResourceError, SharedMemoryTooSmall
 from asyncrl.shm.free_memory import available_bytes
+from asyncrl.shm.unnamed_file import file_size_limit
 
 ALIGNMENT = 64
 """Alignment of the arrays in bytes, a cache line."""
@@ -128,7 +130,9 @@ class Segment:
             populate: map every page now (30 ms per 50 MB) instead of at its first use.
 
         Raises:
-            SharedMemoryTooSmall: the machine or the control group has too little free memory (ASYNC008).
+            SharedMemoryTooSmall: the machine or the control group has too little free memory, or `ulimit -f` is lower
+                than the memory (ASYNC008).
+            ResourceError: the system refuses shared memory.
             ValueError: the layout is empty, or has an empty axis, a dtype with objects or two arrays of one name.
         """
         needed, there = bytes_needed(arrays), available_bytes()
@@ -141,6 +145,8 @@ class Segment:
             segment._owned = True
         except BaseException as error:  # an interrupt too: reserving gigabytes takes seconds
             os.close(fd)
+            if isinstance(error, OSError) and error.errno == errno.EFBIG and file_size_limit() is not None:
+                raise _beyond_limit(name, needed) from error
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
                 raise _too_small(name, arrays, needed, there, reason=str(error)) from error
             raise
@@ -226,13 +232,33 @@ class _SaysWritable:
 
 
 def _anonymous_file(name: str) -> int:
-    """File descriptor of new shared memory without a name in any file system; empty, not inheritable."""
+    """File descriptor of new shared memory without a name in any file system; empty, not inheritable.
+
+    Raises:
+        OSError: there are too many open files.
+        ResourceError: the system refuses shared memory.
+    """
+    refused = "this system has none"
     if hasattr(os, "memfd_create"):
-        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+            refused = str(error)
     import _posixshmem  # type: ignore[import-not-found]
 
     path = f"/asyncrl-{secrets.token_hex(8)}"
-    fd: int = _posixshmem.shm_open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        fd: int = _posixshmem.shm_open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise ResourceError(
+            f"Shared memory for {name} is refused by the system.",
+            facts={"memfd_create": refused, "shm_open": str(error)},
+            fix="allow memfd_create, or mount a writable /dev/shm",
+        ) from error
     _posixshmem.shm_unlink(path)
     os.set_inheritable(fd, False)
     return fd
@@ -248,8 +274,19 @@ def _reserve(fd: int, nbytes: int) -> None:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
             raise
         os.ftruncate(fd, nbytes)  # no reservation: only the comparison with free memory protects
-    if hasattr(os, "memfd_create"):
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    if hasattr(fcntl, "F_ADD_SEALS"):
+        with contextlib.suppress(OSError):  # a POSIX object has no seals
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+
+
+def _beyond_limit(name: str, needed: int) -> SharedMemoryTooSmall:
+    """Error ASYNC008 for RLIMIT_FSIZE, which holds for files in memory too."""
+    allowed = f"`ulimit -f` allows files of {file_size_limit():,} bytes"
+    return SharedMemoryTooSmall(
+        f"Shared memory for {name} needs {needed:,} bytes, but {allowed}.",
+        facts={"needed": f"{needed:,} bytes"},
+        fix="run `ulimit -f unlimited` in the shell before, or lower the replay capacity",
+    )
 
 
 def _too_small(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 import threading
 import time
@@ -25,6 +26,9 @@ from asyncrl.show.screen import screen
 
 SCREEN_SECONDS = 1.0
 LINE_SECONDS = 10.0
+TOKEN_IS_READABLE = (
+    "note others can read this file, and its page's token lets them stop the run: chmod 600 it"
+)
 
 
 class RunConsole:
@@ -128,6 +132,7 @@ class RunConsole:
         if not self._titled:
             self._titled = True
             page = [f"page {plain(self.url)}"] if self.url else []
+            page += [TOKEN_IS_READABLE] if self.url and is_readable_by_others(self._stream) else []
             network = [plain(snapshot.network)] if snapshot.network else []
             limit = [f"no limit: goes on {UNLIMITED}"] if progress_text(snapshot) == UNLIMITED else []
             self._stream.writelines(
@@ -144,6 +149,15 @@ def _open_screen(stream: TextIO | None, live: bool | None) -> Live | None:
     if live is None and (not console.is_terminal or console.is_dumb_terminal):
         return None
     return Live(console=console, auto_refresh=False)
+
+
+def is_readable_by_others(stream: TextIO) -> bool:
+    """Whether the stream is a file that other users can read."""
+    try:
+        mode = os.fstat(stream.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):
+        return False
+    return stat.S_ISREG(mode) and bool(mode & (stat.S_IRGRP | stat.S_IROTH))
 
 
 def discard(stream: TextIO) -> None:

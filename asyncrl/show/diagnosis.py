@@ -74,10 +74,10 @@ def _reached(e: Evidence) -> bool:
 
 
 def _never_rose(e: Evidence) -> bool:
-    """Whether the best return exceeds the first by no more than 10 % of the first (at least 1)."""
+    """Whether the best return exceeds the first by no more than 10 % of the first (at least 1), or than chance may."""
     if not _enough(e) or e.best is None or e.first is None:
         return False
-    return e.best - e.first <= max(1.0, 0.1 * abs(e.first))
+    return e.best - e.first <= max(1.0, 0.1 * abs(e.first), e.luck)
 
 
 def _keeps_its_best(e: Evidence) -> bool:
@@ -179,7 +179,7 @@ RULES = (
         "It was better before: what was learned is being lost.",
         "learning_rate_schedule",
         "linear",
-        "best return {best:,.1f} after {best_steps:,} steps, last {final:,.1f}",
+        "best return {best:,.1f} after {best_steps:,} steps, last {final:,.1f} (means of {window} evaluations)",
     ),
     Rule(
         "value function explains nothing",
@@ -220,8 +220,10 @@ RULES = (
         lambda e: (
             e.stop_reason in ("total_steps", "max_seconds")
             and _enough(e)
+            and not _never_rose(e)
+            and not above(e.lost, 0.3)
             and e.early_best is not None
-            and above(e.late_best, e.early_best + 0.05 * e.spread)
+            and above(e.late_best, e.early_best + max(0.05 * e.spread, e.luck))
         ),
         "The return was still rising at the end.",
         "total_steps",
@@ -262,8 +264,16 @@ RULES = (
 
 
 def diagnose(evidence: Evidence) -> list[Finding]:
-    """Findings of the rules that hold, the most serious first."""
-    return [_finding(rule, evidence) for rule in RULES if rule.holds(evidence)]
+    """Findings of the rules that hold, the most serious first.
+
+    Of the findings that change one option only the first is given: another one's advice would be the opposite, or be
+    void once the first was followed.
+    """
+    found: list[Finding] = []
+    for rule in RULES:
+        if rule.holds(evidence) and not (rule.option and rule.option in {f.option for f in found}):
+            found.append(_finding(rule, evidence))
+    return found
 
 
 def _finding(rule: Rule, evidence: Evidence) -> Finding:

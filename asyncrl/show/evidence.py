@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrl.printable import printable
 from asyncrl.show.kept_run import STEPS, KeptRun, integer, number, table
 
 TAIL = 0.25
@@ -27,10 +28,14 @@ class Evidence:
         on_policy: whether the algorithm learns from segments.
         options: options of the algorithm.
         actors: number of actor processes.
-        first, best, final: greedy returns of the first, the best and the last evaluation.
-        best_steps: environment steps at the best evaluation.
-        early_best, late_best: best of the evaluations before and within the last third of the steps.
+        first, best, final: greedy returns at the beginning, at best and at the end: means over `window` consecutive
+            evaluations, so that all are over equally many episodes, and a single lucky evaluation is not the best. The
+            final evaluation of the run, which has more episodes, is `final` only if there are no others.
+        best_steps: environment steps in the middle of the best ones.
+        early_best, late_best: best single evaluation before and within the last third of the steps.
         evaluations: number of evaluations.
+        window: number of evaluations in a mean, a third of all, from 1 to 3.
+        luck: amount by which the best of so many windows may exceed the others by chance; 0 if unknown.
         first_entropy: entropy of the policy in the first report that has it.
         discarded: fraction of the steps that became too stale to use.
     """
@@ -51,6 +56,8 @@ class Evidence:
     early_best: float | None = None
     late_best: float | None = None
     evaluations: int = 0
+    window: int = 1
+    luck: float = 0.0
     discarded: float | None = None
     first_entropy: float | None = None
     q_mean: float | None = _mean("train/q_mean")
@@ -76,10 +83,11 @@ class Evidence:
 
     @property
     def lost(self) -> float | None:
-        """Fraction of `spread` by which the last evaluation is below the best."""
+        """Fraction of `spread` by which the end is below the best; 0 if that may be chance."""
         if self.best is None or self.final is None:
             return None
-        return (self.best - self.final) / self.spread
+        lost = self.best - self.final
+        return lost / self.spread if lost > self.luck else 0.0
 
 
 def collect(run: KeptRun) -> Evidence:
@@ -100,7 +108,7 @@ def collect(run: KeptRun) -> Evidence:
         actors=integer(run.options.get("trainer", {}).get("num_actors")) or max(1, cores - 1),
         state=run.state,
         stop_reason=str(summary.get("stop_reason") or ""),
-        error=str(summary.get("error") or ""),
+        error=printable(str(summary.get("error") or "")),
         steps=run.env_steps,
         updates=updates,
         restarts=integer(summary.get("actor_restarts")) or int(next(reversed(restarts), 0)),
@@ -115,19 +123,32 @@ def _returns(run: KeptRun) -> dict[str, Any]:
     found = run.evaluations
     if not found:
         return {"final": run.final}
-    best_steps, best = max(found, key=lambda pair: pair[1])
+    window = max(1, min(3, len(found) // 3))
+    parts = [found[i : i + window] for i in range(len(found) - window + 1)]
+    means = [sum(value for _, value in part) / window for part in parts]
     edge = found[-1][0] * 2 / 3
-    early = [value for steps, value in found if steps <= edge]
-    late = [value for steps, value in found if steps > edge]
+    best = max(range(len(means)), key=means.__getitem__)
     return {
-        "first": found[0][1],
-        "best": best,
-        "best_steps": best_steps,
-        "final": run.final,
+        "first": means[0],
+        "best": means[best],
+        "best_steps": parts[best][window // 2][0],
+        "final": means[-1],
         "evaluations": len(found),
-        "early_best": max(early, default=None),
-        "late_best": max(late, default=None),
+        "window": window,
+        "luck": _luck(run, window, len(found)),
+        "early_best": max((value for steps, value in found if steps <= edge), default=None),
+        "late_best": max((value for steps, value in found if steps > edge), default=None),
     }
+
+
+def _luck(run: KeptRun, window: int, evaluations: int) -> float:
+    """Three standard errors of a window's mean, and the expected maximum of that many draws."""
+    deviation = number(table(run.summary, "eval").get("return_std"))
+    episodes = integer(run.options.get("trainer", {}).get("eval_episodes"))
+    if deviation is None or not math.isfinite(deviation) or not episodes:
+        return 0.0
+    error = deviation / math.sqrt(episodes * window)
+    return error * (3 + math.sqrt(2 * math.log(max(1, evaluations // window))))
 
 
 def _values(reports: Sequence[dict[str, Any]], name: str) -> list[float]:

@@ -1,22 +1,26 @@
 """Reader of a run directory, after the run or while it goes on: options, outcome and metrics.
 
 It uses the standard library only, so that listing runs imports nothing else. A file that is missing, incomplete or of
-another version is read as far as possible: unknown values are None or empty.
+another version is read as far as possible: unknown values are None or empty. One odd directory must not keep a folder's
+other runs from being listed: what is no regular file is not opened, and neither sizes nor nesting are trusted.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import functools
 import json
 import math
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 LOCK = ".lock"
 """Lock file that a run holds while it uses its directory; it contains the process id."""
@@ -25,6 +29,14 @@ LOCATION = ("trainer.run_dir", "trainer.env_file")
 """Options that name a run's location, in which any two runs differ."""
 DEPTH = 3
 """Depth of subfolders that are searched for runs."""
+MOST_BYTES = 16 << 20
+"""Largest file of options, summary or machine that is read."""
+MOST_METRICS_BYTES = 1 << 30
+"""Largest `metrics.jsonl` that is read."""
+MOST_LINE = 1 << 20
+"""Most characters of a line of `metrics.jsonl`."""
+LARGEST = 1e300
+"""Numbers from here on are not read."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +53,8 @@ class KeptRun:
     def options(self) -> dict[str, dict[str, Any]]:
         """Tables of `config.toml`."""
         try:
-            read = tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            read = tomllib.loads(read_text(self.path / "config.toml"))
+        except (OSError, ValueError, RecursionError):
             return {}
         return {name: table for name, table in read.items() if isinstance(table, dict)}
 
@@ -60,7 +72,7 @@ class KeptRun:
     def pid(self) -> int | None:
         """Process that holds the directory's lock; 0 if its id is unknown, None if no process holds it."""
         try:
-            descriptor = os.open(self.path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self.path / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             return None
         try:
@@ -102,8 +114,8 @@ class KeptRun:
     def lines(self, containing: str = "") -> Iterator[dict[str, Any]]:
         """Entries of `metrics.jsonl` in order; only lines that contain the text `containing`."""
         try:
-            with (self.path / "metrics.jsonl").open(encoding="utf-8") as file:
-                for line in file:
+            with opened(self.path / "metrics.jsonl", MOST_METRICS_BYTES) as file:
+                while line := file.readline(MOST_LINE):  # a longer line comes in parts, which are no JSON
                     if containing in line and (entry := _object(line)):
                         yield entry
         except (OSError, UnicodeDecodeError):
@@ -141,17 +153,21 @@ class KeptRun:
     @property
     def changed(self) -> float:
         """Time of the last write to the run's summary, metrics or options, in seconds since 1970; 0.0 without files."""
-        times = [
-            (self.path / name).stat().st_mtime
-            for name in ("summary.json", "metrics.jsonl", "config.toml")
-            if (self.path / name).exists()
-        ]
-        return max(times, default=0.0)
+        times = [0.0]
+        for name in ("summary.json", "metrics.jsonl", "config.toml"):
+            with contextlib.suppress(OSError):
+                times.append((self.path / name).stat().st_mtime)
+        return max(times)
 
 
 def is_run(path: Path) -> bool:
     """Whether the directory is a run directory."""
-    return (path / "config.toml").is_file() and ((path / LOCK).exists() or (path / "checkpoints").is_dir())
+    try:
+        return (path / "config.toml").is_file() and (
+            (path / LOCK).exists() or (path / "checkpoints").is_dir()
+        )
+    except OSError:  # not readable for this user
+        return False
 
 
 def find_runs(folder: Path) -> list[KeptRun]:
@@ -163,10 +179,21 @@ def find_runs(folder: Path) -> list[KeptRun]:
 def _run_paths(folder: Path, depth: int) -> Iterator[Path]:
     if is_run(folder):
         yield folder
-    elif depth > 0 and folder.is_dir():
-        for path in folder.iterdir():
-            if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
-                yield from _run_paths(path, depth - 1)
+    elif depth > 0:
+        for path in _subfolders(folder):
+            yield from _run_paths(path, depth - 1)
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    """Folders in a folder without links and hidden ones; none if it cannot be read or vanishes."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [
+                e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")
+            ]
+    except OSError:
+        return []
+    return [folder / name for name in names]
 
 
 def differing_options(runs: list[KeptRun]) -> dict[str, list[Any]]:
@@ -191,8 +218,8 @@ def table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def number(value: Any) -> float | None:
-    """A number of a file, None for anything else."""
-    return value if isinstance(value, int | float) else None
+    """A number of a file, None for anything else, also for one that no float holds."""
+    return value if isinstance(value, int | float) and not abs(value) >= LARGEST else None
 
 
 def integer(value: Any) -> int | None:
@@ -201,9 +228,28 @@ def integer(value: Any) -> int | None:
     return int(found) if found is not None and math.isfinite(found) else None
 
 
+@contextlib.contextmanager
+def opened(path: Path, most_bytes: int) -> Iterator[TextIO]:
+    """Open a text file that anybody may have made. Raises OSError, also if it is no regular file or too large."""
+    # O_NONBLOCK: opening a pipe without a writer would block.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, encoding="utf-8") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if os.fstat(descriptor).st_size > most_bytes:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+        yield file
+
+
+def read_text(path: Path) -> str:
+    """Content of a small text file. Raises OSError as `opened` does, or UnicodeDecodeError."""
+    with opened(path, MOST_BYTES) as file:
+        return file.read()
+
+
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return _object(path.read_text(encoding="utf-8"))
+        return _object(read_text(path))
     except (OSError, UnicodeDecodeError):
         return {}
 
@@ -211,6 +257,9 @@ def _json(path: Path) -> dict[str, Any]:
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError:  # the incomplete last line of a killed run
+    except (
+        ValueError,
+        RecursionError,
+    ):  # the incomplete last line of a killed run; a file of another program
         return {}
     return value if isinstance(value, dict) else {}

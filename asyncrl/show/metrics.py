@@ -30,7 +30,7 @@ class Snapshot:
         startup_seconds: seconds before the first environment step.
         train_metrics: further scalars of the last update by name (`train/...`).
         evaluation, best_evaluation: the last and the best greedy evaluation, None before the first.
-        evaluations: every greedy evaluation so far, in the order of training.
+        evaluations: the greedy evaluations so far, in the order of training; of more than 10,000 every second one.
         staleness_edges, staleness_counts: histogram since the start: `counts[i]` samples with
             `edges[i] <= staleness < edges[i + 1]`; the last bucket is open.
         policy_lag_edges, policy_lag_counts: the same for the policy lag of steps.

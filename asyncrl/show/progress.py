@@ -21,6 +21,9 @@ UNLIMITED = "until it is stopped"
 ENDED = ("stopped", "failed")
 """States of a run that has ended."""
 
+KNOWN_SECONDS = 1.0
+"""Training time from which the mean rate says how long the rest takes."""
+
 
 @dataclass(frozen=True)
 class Stop:
@@ -29,7 +32,7 @@ class Stop:
     Attributes:
         text: the rule: `4,000 steps`, `20s`.
         fraction: fraction done; 1 at the stop.
-        left_seconds: training time left at the mean rate so far, None if unknown.
+        left_seconds: training time left at the mean rate so far, None before that is known and after all steps.
     """
 
     text: str
@@ -41,8 +44,9 @@ def stops(snapshot: Snapshot) -> list[Stop]:
     """Stops by steps and by seconds, nearest first."""
     found = []
     if snapshot.total_steps:
-        rate = snapshot.env_steps / snapshot.train_seconds if snapshot.train_seconds > 0 else 0.0
-        left = max(0, snapshot.total_steps - snapshot.env_steps) / rate if rate > 0 else None
+        known = snapshot.train_seconds >= KNOWN_SECONDS and snapshot.env_steps > 0
+        steps = snapshot.total_steps - snapshot.env_steps
+        left = steps * snapshot.train_seconds / snapshot.env_steps if known and steps > 0 else None
         found.append(Stop(f"{snapshot.total_steps:,} steps", snapshot.env_steps / snapshot.total_steps, left))
     if snapshot.max_seconds:
         done, left = (

@@ -21,6 +21,8 @@ FORMATS = (".mp4", ".gif", ".webm", ".mkv", ".mov")
 """Supported file name endings."""
 DEFAULT_FPS = 30.0
 """Frames per second if the environment's metadata has no `render_fps`."""
+LEAST_PIXELS = 128
+"""Longer side, in pixels, below which frames are enlarged by a whole factor."""
 
 # H.264 needs even sides (a row or column is added), and old players support only this pixel format.
 _FILM = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p"]
@@ -55,6 +57,36 @@ def require_video(path: Path) -> None:
         raise ConfigurationError(what, facts=facts, fix='pip install "asyncrl[video]"')
 
 
+def as_pixels(frame: Any) -> NDArray[np.uint8]:
+    """Convert an environment's picture to bytes `[height, width, 3]`; a small one is enlarged by a whole factor.
+
+    Bytes `[height, width]` or with 1, 3 or 4 channels (the fourth, opacity, is left out), bools, and floats from 0 to
+    1 are pictures.
+
+    Raises:
+        ValueError: `frame` is none of these.
+    """
+    image: NDArray[Any] = np.asarray(frame)
+    given = f"{image.dtype} {image.shape}" if image.dtype != object else type(frame).__name__
+    if image.ndim == 2:
+        image = image[..., None]
+    fits = image.ndim == 3 and image.shape[2] in (1, 3, 4) and image.size > 0
+    if fits and image.dtype.kind == "f":
+        fits = bool((image >= 0).all() and (image <= 1).all())  # not where one is NaN
+        image = np.rint(image * 255) if fits else image
+    elif fits and image.dtype.kind == "b":
+        image = image * np.uint8(255)
+    else:
+        fits = fits and image.dtype == np.uint8
+    if not fits:
+        raise ValueError(f"frame must be uint8 [height, width, 3], or floats from 0 to 1, got {given}")
+    pixels = np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image[..., :3]
+    factor = -(-LEAST_PIXELS // max(pixels.shape[:2]))
+    if factor > 1:
+        pixels = pixels.repeat(factor, axis=0).repeat(factor, axis=1)
+    return np.ascontiguousarray(pixels, np.uint8)
+
+
 class VideoWriter:
     """Writer of frames of one size to a video file; a context manager whose exit finishes the file.
 
@@ -78,11 +110,8 @@ class VideoWriter:
         self._unfinished = path.absolute().with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
 
     def write(self, frame: Any) -> None:
-        """Append an `[height, width, 3]` uint8 image. Raises ValueError for anything else, or another size."""
-        image: NDArray[np.uint8] = np.ascontiguousarray(frame)
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-            kind = f"{image.dtype} {image.shape}" if image.dtype != object else type(frame).__name__
-            raise ValueError(f"frame must be uint8 [height, width, 3], got {kind}")
+        """Append a picture, see `as_pixels`. Raises ValueError if it is none, or of another size."""
+        image = as_pixels(frame)
         if self._ffmpeg is None:
             self._ffmpeg = self._start(image.shape)
         if image.shape != self._shape:

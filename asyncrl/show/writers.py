@@ -27,8 +27,8 @@ from typing import Any
 import msgspec
 
 from asyncrl.errors import FilesNotWritten
-from asyncrl.printable import error_text
 from asyncrl.show.metrics import METRIC_NAMES, EvaluationResult, Snapshot, flat
+from asyncrl.storage.disk_space import reason_of
 
 
 class AppendedFile:
@@ -157,13 +157,15 @@ class RunWriters:
 
     Args:
         directory: the run directory; it must exist. TensorBoard's `tb/` is written if the extra is installed.
+        check: called before every entry; raises if the directory is no longer the run's, which it has then told.
 
     Raises:
         OSError: a file cannot be created.
     """
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    def __init__(self, directory: str | os.PathLike[str], check: Callable[[], None] = lambda: None) -> None:
         root = Path(directory)
+        self._check = check
         self._warned = False
         self._writers: list[JsonlWriter | CsvWriter | TensorBoardWriter] = []
         try:
@@ -180,6 +182,10 @@ class RunWriters:
 
         A writer that fails warns (ASYNC040) and is tried again with the next entry.
         """
+        try:
+            self._check()
+        except OSError:
+            return
         for writer in self._writers:
             try:
                 writer.write(flat(entry), entry.env_steps)
@@ -191,7 +197,7 @@ class RunWriters:
             return
         self._warned = True
         text = (
-            f"[ASYNC040] the run's numbers cannot be written: {error_text(error)}; training goes on and the next "
+            f"[ASYNC040] the run's numbers cannot be written: {reason_of(error)}; training goes on and the next "
             "report is tried again, those that fail are missing in the files; make space, or restore the directory"
         )
         warnings.warn(FilesNotWritten(text), stacklevel=3)

@@ -20,6 +20,7 @@ kill at any moment leaves the old or the new file; written in place, 136 of 150 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
@@ -83,6 +84,8 @@ def opened(path: Path, what: str) -> Iterator[tuple[IO[bytes], int]]:
     Raises:
         CheckpointError: it is no regular file, or cannot be opened or read (ASYNC019); `what` is named in the text.
     """
+    if "\0" in str(path):
+        raise refused(path, f"{what} cannot be read: the path has a NUL character", "open", "check the path")
     try:
         # O_NONBLOCK: opening a pipe without a writer would block.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
@@ -114,7 +117,7 @@ def replaced_atomically(path: Path) -> Iterator[IO[bytes]]:
         with temporary.open("wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            _sync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -126,6 +129,15 @@ def sync_directory(directory: Path) -> None:
     """Sync the entries of `directory`, so that they survive a loss of power."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        _sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync(descriptor: int) -> None:
+    """`fsync`, where the file system has one: some network and FUSE file systems answer EINVAL or ENOTSUP."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise

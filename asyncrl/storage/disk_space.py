@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.errors import ConfigurationError, LittleDiskSpace, ResourceError
+from asyncrl.printable import error_text
+from asyncrl.shm.unnamed_file import file_size_limit
 
 _HEADER_BYTES = 16_384
 """Generous bound of a checkpoint's bytes besides its arrays: the header, and the names in the payload."""
@@ -34,6 +36,14 @@ def error_of_file(what: str, path: Path) -> Iterator[None]:
         if error.errno in DISK_FAILS:
             raise ResourceError(text, facts=facts, fix="make space, or name another file") from error
         raise ConfigurationError(text, facts=facts, fix="name a file that can be written") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Text of the error of a failed write, with the limit of file sizes if that is the reason."""
+    limit, text = file_size_limit(), error_text(error)
+    if limit is not None and isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return f"{text}; `ulimit -f` allows files of {limit:,} bytes"
+    return text
 
 
 def state_bytes(state: Any) -> int:

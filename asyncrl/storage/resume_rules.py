@@ -49,7 +49,9 @@ FIXED = {
     "normalize_rewards": STATISTICS,
 }
 """Options of the run and of all algorithms that may not change, with the reason."""
-FIXED_IN_LOCKSTEP = dict.fromkeys(("num_actors", "inference"), "in lockstep every number depends on it")
+FIXED_IN_LOCKSTEP = dict.fromkeys(
+    ("num_actors", "inference", "torch_threads"), "in lockstep every number depends on it"
+)
 """Further options that may not change if the discipline is exact (see `Algorithm.exact`), with the reason."""
 
 

@@ -2,6 +2,10 @@
 
 Every file is written atomically (temporary file, rename), so that a reader never sees a partial file. A run without a
 directory has a `RunDirectory` that writes nothing.
+
+A directory may be deleted or moved while its run goes on, and another run may begin at its path. So before a write the
+lock file at the path is compared with the one that is held open; where they differ, nothing is written
+(`DirectoryLost`).
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ import re
 import subprocess
 import sys
 import time
+import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +29,7 @@ from typing import Any
 
 import psutil
 
-from asyncrl.errors import ConfigurationError
+from asyncrl.errors import ConfigurationError, FilesNotWritten
 from asyncrl.storage.checkpoint_folder import CheckpointFolder
 
 LOCK = ".lock"
@@ -32,8 +38,12 @@ HOLDER_SECONDS = 2.0
 """Time that a refused run waits for the lock's holder to write its process id."""
 
 
+class DirectoryLost(OSError):
+    """The directory at the path is no longer the run's. The run has been told so once (ASYNC040)."""
+
+
 class RunDirectory:
-    """Owns a run's directory; event-loop thread only.
+    """Owns a run's directory; event-loop thread only, but for `check`, `current` and `actor_log`.
 
     Args:
         path: the directory, created if it does not exist; or None to write nothing. A relative one is made absolute
@@ -49,13 +59,21 @@ class RunDirectory:
         self.path = Path(path).absolute() if path else None
         self._checkpoints_kept = checkpoints_kept
         self._lock: int | None = None
+        self._told = False
         if not path:
             return
         path = Path(path)
+        if "\0" in str(path):
+            raise ConfigurationError(
+                "run_dir must be a path without a NUL character",
+                facts={"run_dir": path},
+                fix="give another path",
+            )
         with refuse_unwritable(path):
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             (path / "actors").mkdir(exist_ok=True)
             self._lock = _lock(path)
+            _locked.add(self)
             held = "" if goes_on else _holds_a_run(path)
         if held:
             self.close()
@@ -72,9 +90,32 @@ class RunDirectory:
             os.close(lock)
 
     @property
-    def actor_logs(self) -> Path | None:
-        """Directory of the actors' output, or None."""
-        return self.path / "actors" if self.path is not None else None
+    def current(self) -> Path | None:
+        """The directory, or None if there is none or it is no longer the run's."""
+        try:
+            self.check()
+        except DirectoryLost:
+            return None
+        return self.path
+
+    def check(self) -> None:
+        """Raise `DirectoryLost` if the directory at the path is no longer the run's; warn at the first time."""
+        if self.path is None or self._lock is None or _is_at(self._lock, self.path / LOCK):
+            return
+        what = f"{self.path} was deleted or moved, or is another run's by now"
+        if not self._told:
+            self._told = True
+            text = (
+                f"[ASYNC040] the run's files cannot be written: {what}; training goes on and writes nothing there; "
+                "put the directory back, or save the policy elsewhere when the run has ended"
+            )
+            warnings.warn(FilesNotWritten(text), stacklevel=2)
+        raise DirectoryLost(what)
+
+    def actor_log(self, index: int) -> Path | None:
+        """File of an actor's output, or None."""
+        path = self.current
+        return path / "actors" / f"{index}.log" if path is not None else None
 
     @property
     def checkpoints(self) -> CheckpointFolder | None:
@@ -91,10 +132,10 @@ class RunDirectory:
         """Write the file `name` atomically, like `write_text`. Raises OSError."""
         if self.path is None:
             return
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.check()
         temporary = self.path / f".{name}.tmp"
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
             os.replace(temporary, self.path / name)
@@ -109,9 +150,9 @@ class RunDirectory:
 
     def remove(self, name: str) -> None:
         """Remove a file that is valid only during the run (`http.json`)."""
-        if self.path is not None:
+        if (path := self.current) is not None:
             with contextlib.suppress(OSError):
-                (self.path / name).unlink(missing_ok=True)
+                (path / name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -127,12 +168,34 @@ def refuse_unwritable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _lock(path: Path) -> int | None:
-    """Lock the directory until the returned file descriptor is closed; None if locks are not supported.
+_locked: weakref.WeakSet[RunDirectory] = weakref.WeakSet()
 
-    Raises `ConfigurationError` if another run holds the lock. The kernel releases the lock of a dead process.
+
+def _leave_to_parent() -> None:
+    """Close a forked child's copies of the descriptors, which would hold the locks beyond the ends of the runs."""
+    for directory in tuple(_locked):
+        directory.close()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is the one at `path`. Its inode is not given to another file while it is open."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
+    except OSError:
+        return False
+
+
+def _lock(path: Path) -> int:
+    """Lock the directory until the returned file descriptor is closed, if the file system supports locks.
+
+    Raises `ConfigurationError` if another run holds the lock, and OSError if the lock file cannot be opened, or is a
+    symbolic link. The kernel releases the lock of a dead process.
     """
-    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path / LOCK, flags, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -144,8 +207,7 @@ def _lock(path: Path) -> int | None:
             fix="give another directory, or end that run",
         ) from None
     except OSError:  # a network file system without locks
-        os.close(descriptor)
-        return None
+        return descriptor
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"pid {os.getpid()} on {platform.node()}".encode(), 0)
     return descriptor

@@ -29,7 +29,7 @@ from asyncrl.envs.factory_pickle import pack_functions, pack_network
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import ConfigurationError, FactoryNotPicklable, OptionNotKept
 from asyncrl.options import FunctionOfProgress, functions_of
-from asyncrl.printable import error_text
+from asyncrl.printable import describe_error
 from asyncrl.protocols import Algorithm
 from asyncrl.storage.config_file import dump_config, read_trainer
 from asyncrl.storage.metric_files import cut_metrics
@@ -154,7 +154,7 @@ def _error_of_pickle(file: Path, what: str, they_were: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise ConfigurationError(
-            f"{what} cannot be unpickled: {type(error).__name__}: {error_text(error)}",
+            f"{what} cannot be unpickled: {describe_error(error)}",
             facts={"file": file},
             fix=f"put the modules that {they_were} defined with on sys.path",
         ) from error

@@ -11,7 +11,7 @@ from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import ConfigurationError
 from asyncrl.options import near_miss, option_help
-from asyncrl.other_names import unknown_option
+from asyncrl.other_names import closest_algorithm, unknown_option
 from asyncrl.protocols import Algorithm
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ def with_preset(name: str, env: str, options: dict[str, Any]) -> tuple[Algorithm
     name = algorithm_name(name)
     name = imported_algorithm(name)
     if name not in ALGORITHMS:
-        miss = near_miss(name, ALGORITHMS)
+        miss = closest_algorithm(name)[0] or near_miss(name, ALGORITHMS)
         raise ConfigurationError(
-            f"no algorithm is called {name!r}",
+            closest_algorithm(name)[1] or f"no algorithm is called {name!r}",
             facts={"algorithms": ", ".join(ALGORITHMS)},
             fix=f"write {miss!r}" if miss else "choose one of these",
         )
@@ -110,6 +110,23 @@ def require_steps(algorithm: Algorithm, config: TrainerConfig, resumed: Resumpti
     for name in option_help(type(algorithm)):
         if callable(getattr(algorithm, name)) and config.total_steps is None:
             raise ValueError(f"total_steps must be given where {name} is a function of progress, got None")
+
+
+LEARN_ARGUMENTS = ("total_steps", "max_seconds", "target_return", "callbacks")
+"""Keyword arguments of `learn`, `run` and `start`; `learn` has `on_snapshot` too."""
+
+
+def check_learn_arguments(method: str, unknown: Mapping[str, Any]) -> None:
+    """Raise TypeError for the first argument that `method` does not have, with what asyncrl calls it."""
+    for name in unknown:
+        if name == "callback":
+            raise TypeError(f"{method}() has no argument 'callback'; write callbacks=[...]")
+        if name in option_help(TrainerConfig):
+            raise TypeError(
+                f"{method}() has no argument {name!r}; it is an option of Trainer: Trainer(env, {name}=...)"
+            )
+        text = unknown_option(name, {*option_help(TrainerConfig), *LEARN_ARGUMENTS}, f"{method}()")
+        raise TypeError(text.replace("option", "argument", 1))
 
 
 def check_options(options: dict[str, Any], algorithm: Algorithm) -> None:

@@ -103,6 +103,7 @@ def _tell(trainer: Trainer, launcher: Channel) -> None:
 
 
 if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a mask passes exec: that of the launcher's caller
     with own_process():
         code = main(Path(sys.argv[1]))
     sys.exit(code)

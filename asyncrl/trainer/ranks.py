@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import GroupLost, StoppedWhileStarting
+from asyncrl.errors import GroupLost, ResourceError, StoppedWhileStarting
 from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.show.metrics import Snapshot
@@ -105,8 +105,7 @@ class Ranks:
         """Start the ranks, relay their messages and wait for their end. Raises the error that ended the run."""
         from asyncrl.groups.launch import Launch
 
-        long = len(os.fsencode(tempfile.gettempdir())) > MOST_PATH_BYTES
-        with tempfile.TemporaryDirectory(prefix="asyncrl-ranks-", dir="/tmp" if long else None) as folder:
+        with _folder() as folder:
             directory = Path(folder)
             (directory / JOB).write_bytes(pickle.dumps(sys.path) + pack_policy(self._job))
             listener = socket.socket(socket.AF_UNIX)
@@ -229,7 +228,21 @@ class Ranks:
             with contextlib.suppress(Exception):  # kept in `Callbacks.error` and raised at the end
                 self.callbacks.start()
         self._on_snapshot(snapshot)
-        for evaluation in snapshot.evaluations[self._evaluations :]:
+        known, evaluations = self._evaluations, snapshot.evaluations
+        thinned = known > len(evaluations)
+        for evaluation in evaluations[-1:] if thinned else evaluations[known:]:
             self.callbacks.evaluation(evaluation)
-        self._evaluations = max(self._evaluations, len(snapshot.evaluations))
+        self._evaluations = len(evaluations) or known
         self.callbacks.report(snapshot)
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Temporary folder of the job and the socket, whose path must be short. Raises `ResourceError` without one."""
+    try:
+        long = len(os.fsencode(tempfile.gettempdir())) > MOST_PATH_BYTES
+        return tempfile.TemporaryDirectory(prefix="asyncrl-ranks-", dir="/tmp" if long else None)
+    except OSError as error:
+        raise ResourceError(
+            f"Several groups need a temporary directory that can be written: {error.strerror or error}.",
+            fix="set TMPDIR to a directory that can be written, or train with groups=1",
+        ) from error

@@ -30,7 +30,7 @@ class TrainResult:
             `"interrupted"`, or `"failed"` (in `Trainer.result` of a run that raised).
         summary: the content of `summary.json`.
         run_dir: directory of the run's files, or None.
-        evaluations: every greedy evaluation, in the order of training.
+        evaluations: the greedy evaluations, in the order of training; of more than 10,000 every second one.
         returns: steps, and mean return of the last 100 training episodes, over the run; thinned to a few hundred.
         unsaved: reason why the last checkpoint could not be written, "" if it was or the run has no directory.
     """

@@ -36,16 +36,20 @@ class Run(Protocol):
 class _Started:
     run: Run
     cell: Cell | None
+    thread: threading.Thread
+    """Thread that has started it."""
 
 
+_LOOK_SECONDS = 0.25
 _started: list[_Started] = []
+_exiting = False
 _lock = threading.RLock()  # a signal handler may call `stop_all` while its thread holds it
 
 
 def add(run: Run, cell: Cell | None) -> None:
-    """Add a run that was started in `cell`, None outside a notebook."""
+    """Add a run that this thread starts in `cell`, None outside a notebook."""
     with _lock:
-        _started.append(_Started(run, cell))
+        _started.append(_Started(run, cell, threading.current_thread()))
 
 
 def remove(run: Run) -> None:
@@ -81,13 +85,43 @@ def _close(runs: tuple[Run, ...], reason: str = "stopped") -> None:
         run.close()
 
 
+def refuse_at_exit() -> None:
+    """Raise RuntimeError if the interpreter ends: its thread pools have ended, and no run can be trained."""
+    if _exiting:
+        raise RuntimeError(
+            "a run cannot be started while the program ends (in atexit, or after the main thread's last line): "
+            "start it before, or let the main thread join the thread that starts it"
+        )
+
+
 def _close_at_exit() -> None:
-    _close(running(), "interrupted")
+    """Stop the runs at the end of the main thread, but first wait for the threads that have started some.
+
+    The interpreter waits for them anyway, as for every thread that is no daemon. Ctrl-C ends the wait.
+    """
+    global _exiting
+    try:
+        for started in tuple(_started):
+            if not _keeps_process(started.thread):
+                started.run.stop("interrupted")
+        while kept := [started.thread for started in tuple(_started) if _keeps_process(started.thread)]:
+            while kept[0].is_alive():
+                kept[0].join(_LOOK_SECONDS)  # in short waits, so that signals are handled
+    finally:
+        _exiting = True
+        _close(running(), "interrupted")
+
+
+def _keeps_process(thread: threading.Thread) -> bool:
+    return thread.is_alive() and not thread.daemon and thread is not threading.main_thread()
 
 
 # Functions of `atexit` are called after Python has ended all thread pools, without which no checkpoint is written. The
 # pools are ended by a function registered like this one when their module was imported; the last one is called first.
 _register: Any = getattr(threading, "_register_atexit", atexit.register)
-_register(_close_at_exit)
+try:
+    _register(_close_at_exit)
+except RuntimeError:  # this module is imported by a program that ends
+    _exiting = True
 if hasattr(os, "register_at_fork"):  # a child of `multiprocessing` has copies of its parent's runs
     os.register_at_fork(after_in_child=_started.clear)

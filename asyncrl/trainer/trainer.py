@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Never, Self, Unpack
 
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.config import TrainerConfig
@@ -32,7 +32,7 @@ from asyncrl.show.metrics import Snapshot
 from asyncrl.show.notebook import LiveCard, ShownByCard, live_card, running_cell
 from asyncrl.storage.config_file import options_by_table
 from asyncrl.trainer import running
-from asyncrl.trainer.arguments import RunOptions, algorithm_and_options, require_steps
+from asyncrl.trainer.arguments import RunOptions, algorithm_and_options, check_learn_arguments, require_steps
 from asyncrl.trainer.kernel_interrupt import interrupt_stops
 from asyncrl.trainer.result import TrainResult
 
@@ -221,6 +221,7 @@ class Trainer(ShownByCard):
         target_return: float | None = None,
         on_snapshot: Callable[[Snapshot], None] | None = None,
         callbacks: Sequence[Any] = (),
+        **unknown: Never,
     ) -> TrainResult:
         """Train until a stopping rule holds; blocks. The first Ctrl-C stops the run and is raised, the second kills it.
 
@@ -232,11 +233,14 @@ class Trainer(ShownByCard):
             target_return: mean return of a confirmed greedy evaluation.
             on_snapshot: called with every snapshot, on the run's thread; an exception in it does not end the run.
             callbacks: objects with methods of `Callback`, called on the run's thread; one that raises ends the run.
+            unknown: refused.
 
         Raises:
             BlockingCallInLoop: this thread runs an event loop (ASYNC014).
+            TypeError: an argument does not exist; the text names that of another library here.
             AsyncRLError: the error that ended the run.
         """
+        check_learn_arguments("learn", unknown)
         if _loop_is_running():
             raise BlockingCallInLoop(
                 "trainer.learn() blocks, and this thread runs an event loop",
@@ -259,11 +263,13 @@ class Trainer(ShownByCard):
         max_seconds: float | None = None,
         target_return: float | None = None,
         callbacks: Sequence[Any] = (),
+        **unknown: Never,
     ) -> TrainResult:
         """Train like `learn`, without blocking the caller's event loop; a notebook cell shows a live card.
 
         A notebook's Interrupt ends the run and returns its result. Cancellation stops the run first.
         """
+        check_learn_arguments("run", unknown)
         await asyncio.to_thread(running.close_earlier_runs_of, running_cell())
         self._start(total_steps, max_seconds, target_return, callbacks)
         card = live_card()
@@ -285,6 +291,7 @@ class Trainer(ShownByCard):
         max_seconds: float | None = None,
         target_return: float | None = None,
         callbacks: Sequence[Any] = (),
+        **unknown: Never,
     ) -> None:
         """Start the run in the background; returns when `url` is set.
 
@@ -295,6 +302,7 @@ class Trainer(ShownByCard):
             RuntimeError: the run was started before.
             AsyncRLError: the error that ended the run before `url` was set.
         """
+        check_learn_arguments("start", unknown)
         running.close_earlier_runs_of(running_cell())
         self._start(total_steps, max_seconds, target_return, callbacks)
         try:
@@ -326,6 +334,7 @@ class Trainer(ShownByCard):
         with self._lock:
             if self._thread is not None:
                 raise RuntimeError("this trainer has run already; make a new Trainer")
+            running.refuse_at_exit()
             self.config = config
             if self._server is None:
                 self._server = ForkServer()

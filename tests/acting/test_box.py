@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from oracles import slow_perceptron
 from scipy import stats
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.acting.box import (
     LOG_STD_MAX,
@@ -417,4 +418,4 @@ def test_acting_never_imports_torch() -> None:
         "    policy.act(np.zeros((1, 4), np.float32), np.random.default_rng(0), 0)\n"
         "assert 'torch' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from portable_policies import make_network, portable
+from waiting import PATIENCE_SECONDS
 
 import asyncrl
 from asyncrl.acting.images import CombinedNetwork, ConvolutionalNetwork
@@ -32,7 +34,7 @@ from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import DiscreteAction, EnvSpec, Leaf
 
 ROWS, OUTPUTS = 3, 7
-SIDES = {"small": (11, 9), "nature": (44, 37), "impala": (17, 12)}
+SIDES = {"small": (11, 9), "cells": (7, 5), "nature": (44, 37), "impala": (17, 12)}
 HEADS = {"plain": (0, 0.0), "dueling": (2, 0.0), "noisy": (0, 0.5), "dueling, noisy": (2, 0.5)}
 
 
@@ -164,6 +166,7 @@ POLICIES: dict[str, tuple[Any, EnvSpec]] = {
     "ppo, impala": (asyncrl.PPO(network="impala"), PIXELS),
     "r2d2": (asyncrl.R2D2(), PIXELS),
     "dqn, structured": (asyncrl.DQN(), structured()),
+    "dqn, grid": (asyncrl.DQN(), replace(PIXELS, observation_shape=(7, 7, 3), observation_kind="grid")),
 }
 
 
@@ -187,7 +190,9 @@ def test_a_loaded_policy_acts_without_torch(case: str, tmp_path: Path) -> None:
         "print(json.dumps(policy.predict(obs)[0].tolist()))\n"
         "assert 'torch' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == policy.predict(obs)[0].tolist()
 

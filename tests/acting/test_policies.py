@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 from oracles import slow_perceptron
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.acting.kernels import mlp_forward
 from asyncrl.acting.policies import QLayout, QPolicy, has_epsilon
@@ -224,7 +225,7 @@ def test_acting_never_imports_torch() -> None:
         "policy.act(np.zeros((1, 4), np.float32), np.random.default_rng(0), 0)\n"
         "assert 'torch' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_SECONDS)
 
 
 def test_atoms_are_read_as_quantiles_or_as_logits_over_a_support() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import fakes
 import numpy as np
 import pytest
+from labelled_device import LabelledDevice
 
 from asyncrl import DQN, PPO, SAC, Rainbow
 from asyncrl.acting.modules import ModuleActingNetwork
@@ -17,6 +18,7 @@ from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
 
 IMAGES = EnvSpec("images", (9, 9), "uint8", DiscreteAction(3))
 VALUES = EnvSpec("values", (4,), "float32", DiscreteAction(3))
+IMAGES_BOX = EnvSpec("images", (9, 9), "uint8", BoxAction((-1.0,), (1.0,), (1,)))
 BOX = EnvSpec("box", (4,), "float32", BoxAction((-1.0, -1.0), (1.0, 1.0), (2,)))
 
 
@@ -67,6 +69,33 @@ def test_on_another_device_a_module_takes_the_weights_when_it_is_told() -> None:
     policy.weights[...] *= 2
     np.testing.assert_array_equal(there(obs), network(obs))
     assert pickle.loads(pickle.dumps(there)).device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "spec"),
+    [
+        (DQN(network="small"), IMAGES),
+        (Rainbow(network="small"), IMAGES),
+        (PPO(network="small"), IMAGES),
+        (SAC(network="small"), IMAGES_BOX),
+    ],
+)
+def test_a_served_module_gives_on_a_gpu_what_it_gives_on_the_cpu(
+    algorithm: Any, spec: EnvSpec, labelled_device: LabelledDevice
+) -> None:
+    networks = [weighted(algorithm, spec).network for _ in range(2)]
+    networks[1].device = "cuda:1"
+    for factor in (1.0, 2.0):
+        for network in networks:
+            network.weights[...] *= factor
+            network.weights_changed()
+        expected, found = (
+            network.of_all([observations(spec, 3), observations(spec, 1)]) for network in networks
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    if isinstance(algorithm, Rainbow):
+        noisy = [network.perturbed(observations(spec, 2), np.random.default_rng(0)) for network in networks]
+        np.testing.assert_allclose(*noisy, rtol=1e-5, atol=1e-6)
 
 
 def test_answers_take_the_place_of_the_network_and_do_not_travel() -> None:

@@ -6,11 +6,13 @@ import asyncio
 import pickle
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from fakes import RandomPolicy
 from numpy.typing import NDArray
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.actors.connections import Connections
 from asyncrl.actors.episodes import MAX_ENVS, EpisodePlayer
@@ -24,8 +26,6 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.interfaces import FieldSpec
 from asyncrl.shm import Doorbell, RingLayout, WeightMailbox
 from asyncrl.shm.segment import POISON
-
-PATIENCE_SECONDS = 60.0
 
 
 async def until(condition: Callable[[], Any], what: str) -> None:
@@ -93,7 +93,7 @@ class Rig:
                 plan,
                 Connections(self.mailbox, self.doorbell),
                 limits=limits,
-                log_dir=self.options.get("log_dir"),
+                log_of=self._log_of,
                 on_failure=self.failures.append,
                 on_death=self.deaths.append,
             )
@@ -107,6 +107,10 @@ class Rig:
             await self.__aexit__()
             raise
         return self
+
+    def _log_of(self, index: int) -> Path | None:
+        folder = self.options.get("log_dir")
+        return None if folder is None else folder / f"{index}.log"
 
     async def __aexit__(self, *exc: object) -> None:
         await self.pool.close()

@@ -9,6 +9,8 @@ import signal
 import socket
 from typing import Any
 
+from waiting import PATIENCE_SECONDS
+
 from asyncrl.actors.child import Child
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.frames import send_frame
@@ -36,7 +38,7 @@ def test_ending_that_is_cancelled_leaves_neither_process_nor_descriptor() -> Non
         server = Server()
         child = Child(server, "evaluator")  # type: ignore[arg-type]
         await child.start(b"", {})
-        ending = asyncio.create_task(child.end(patience_seconds=60))
+        ending = asyncio.create_task(child.end(patience_seconds=PATIENCE_SECONDS))
         while not child._news._waiters:
             await asyncio.sleep(0)
         ending.cancel()
@@ -80,7 +82,7 @@ def test_a_process_of_a_lost_server_is_not_heard() -> None:
         last = Life("second", lost=False)
         child = Child(LostOnce(Life("first", lost=True), last), "evaluator")
         await child.start(b"", {})
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert (await child.receive())["kind"] == "second"
         last.on_exit(ChildExit(child.pid, 0, 0))
         assert not child._frames

@@ -19,8 +19,8 @@ from typing import Any
 import fakes
 import psutil
 import pytest
-from actors_rig import PATIENCE_SECONDS, Rig, until
-from waiting import is_running
+from actors_rig import Rig, until
+from waiting import PATIENCE_SECONDS, is_running
 
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.frames import FrameWriter, receive_frame
@@ -251,7 +251,7 @@ def test_what_actors_import_is_there_before_the_fork() -> None:
         "missing = [n for n in names if 'asyncrl.' + n not in sys.modules]; assert not missing, missing;"
         "assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_SECONDS)
 
 
 def test_server_has_no_torch_and_one_thread(server: ForkServer) -> None:
@@ -401,6 +401,56 @@ def test_run_goes_on_though_its_server_is_suspended_and_an_actor_dies(death: str
             assert not rig.failures
 
     closing(server, story)
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_killed_actor_is_started_again_although_the_caller_blocks_sigchld(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, deaf: bool
+) -> None:
+    """A mask passes exec. With `deaf` the server cannot unblock the signal, and looks for itself."""
+    if deaf:
+        (tmp_path / "sitecustomize.py").write_text(
+            "import signal\n"
+            "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])\n"
+            "signal.pthread_sigmask = lambda how, mask: set()\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    server = ForkServer()
+
+    async def story() -> None:
+        async with Rig(server, fakes.SimpleEnv, num_envs=1, num_slots=4096) as rig:
+            rig.publish_weights()
+            rig.grant(10)
+            await rig.rows(9)
+            (pid,) = (a.pid for a in rig.pool.statistics())
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: rig.deaths == [0], "the news of the actor's end")
+            rig.grant(12)
+            await rig.rows(20)
+            assert not rig.failures
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [] if deaf else [signal.SIGCHLD, signal.SIGUSR1])
+    try:
+        closing(server, story)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_an_actor_begins_without_the_signal_mask_of_the_caller() -> None:
+    """It would neither tell its stack (SIGUSR1) nor end on SIGTERM."""
+    server = ForkServer()
+
+    async def story() -> None:
+        async with Rig(server, fakes.SimpleEnv, num_envs=1) as rig:
+            for pid in (server.pid, *(a.pid for a in rig.pool.statistics())):
+                blocked = Path(f"/proc/{pid}/status").read_text().partition("SigBlk:")[2].split()[0]
+                assert int(blocked, 16) == 0, pid
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1])
+    try:
+        closing(server, story)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def test_closing_a_suspended_server_takes_two_seconds_at_most() -> None:

@@ -24,6 +24,7 @@ SPECS = {
     "discrete": EnvSpec("discrete", (4,), "float32", DiscreteAction(3)),
     "shifted": EnvSpec("shifted", (2,), "float32", DiscreteAction(2, start=5)),
     "image": EnvSpec("image", (3, 4), "uint8", DiscreteAction(4)),
+    "cells": EnvSpec("cells", (3, 4), "uint8", DiscreteAction(4), observation_kind="values"),
     "multi": EnvSpec("multi", (3,), "float32", MultiDiscreteAction((2, 4))),
     "box": EnvSpec("box", (5,), "float32", BoxAction((-1.0, -2.0), (1.0, 2.0), (2,))),
     "wide": EnvSpec("wide", (2,), "float32", BoxAction((-np.inf,) * 2, (np.inf,) * 2, (1, 2))),
@@ -56,7 +57,7 @@ def weights_of(core: Any) -> np.ndarray:
 def observations(spec: EnvSpec, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     shape = (*shape, *spec.observation_shape)
     if spec.observation_dtype == "uint8":
-        return rng.integers(0, 256, shape, dtype=np.uint8)
+        return rng.integers(0, 11 if spec.byte_factor == 1 else 256, shape, dtype=np.uint8)
     return (3.0 + 2.0 * rng.normal(size=shape)).astype(spec.observation_dtype)
 
 

@@ -20,6 +20,7 @@ SPECS = {
     "vector": EnvSpec("vector", (4,), "float32", DiscreteAction(3)),
     "shifted": EnvSpec("shifted", (2,), "float32", DiscreteAction(2, start=5)),
     "image": EnvSpec("image", (3, 4), "uint8", DiscreteAction(4)),
+    "cells": EnvSpec("cells", (3, 4), "uint8", DiscreteAction(4), observation_kind="values"),
     "box": EnvSpec("box", (5,), "float32", BoxAction((-1.0, -2.0, 0.0), (1.0, 6.0, 0.5), (3,))),
     "image_box": EnvSpec("image_box", (3, 4), "uint8", BoxAction((-2.0,) * 2, (2.0,) * 2, (1, 2))),
 }
@@ -65,7 +66,7 @@ def lies_within(spec: EnvSpec, action: np.ndarray) -> bool:
 def observations(spec: EnvSpec, count: int, rng: np.random.Generator) -> np.ndarray:
     shape = (count, *spec.observation_shape)
     if spec.observation_dtype == "uint8":
-        return rng.integers(0, 256, shape, dtype=np.uint8)
+        return rng.integers(0, 11 if spec.byte_factor == 1 else 256, shape, dtype=np.uint8)
     return rng.normal(size=shape).astype(spec.observation_dtype)
 
 

@@ -1,5 +1,6 @@
 """CrossQ's batch normalisation, its folding into the weights, and the joint forward pass."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,11 @@ import torch
 from continuous_rig import LOPSIDED, SIZE, SPEC, filled_batch, written
 from torch import nn
 
+from asyncrl.algorithms.action_spaces import supported_algorithms
 from asyncrl.algorithms.crossq import CrossQ
-from asyncrl.algorithms.crossq_update import CrossQUpdate, normalised_mlp
+from asyncrl.algorithms.crossq_update import EPS, BatchRenorm, CrossQUpdate, normalised_mlp
+from asyncrl.errors import SpacesDoNotFit
+from asyncrl.interfaces import BoxAction, EnvSpec
 from asyncrl.networks.gradients import output_gradients
 
 SMALL: dict[str, Any] = {"hidden_sizes": (9, 8), "critic_hidden_sizes": (7,), "batch_size": SIZE}
@@ -68,6 +72,30 @@ def make_network(inputs: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, outputs))
 
 
+PIXELS = EnvSpec("Pixels", (84, 84, 3), "uint8", BoxAction((-1.0,), (1.0,), (1,)))
+
+
+@pytest.mark.parametrize("network", ["auto", "nature", "impala"])
+def test_images_are_refused(network: Any) -> None:
+    with pytest.raises(
+        SpacesDoNotFit, match=r"batch normalisation in all layers.*Pixels has none"
+    ) as refused:
+        CrossQ(network=network).make_policy(PIXELS)
+    assert refused.value.code == "ASYNC005" and "use sac, tqc, td3 or ppo" in str(refused.value)
+
+
+def test_it_is_not_named_for_images() -> None:
+    assert "crossq" in supported_algorithms(SPEC) and "crossq" not in supported_algorithms(PIXELS)
+
+
+@pytest.mark.parametrize("network", ["mlp", make_network])
+def test_images_are_taken_by_networks_with_batch_normalisation(network: Any) -> None:
+    small = dataclasses.replace(PIXELS, observation_shape=(6, 6, 1))
+    core = core_of(small, network=network)
+    norms = [m for module in core.critics.modules for m in module.modules() if isinstance(m, nn.BatchNorm1d)]
+    assert norms
+
+
 def test_options_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="norm_momentum must be from 0 to 1"):
         CrossQ(norm_momentum=-1.0)
@@ -77,4 +105,79 @@ def test_options_out_of_range_are_refused() -> None:
 
 def test_layers_alternate() -> None:
     kinds = [type(layer).__name__ for layer in normalised_mlp(3, 2, hidden=(4,), momentum=0.9)]
-    assert kinds == ["BatchNorm1d", "Linear", "ReLU", "BatchNorm1d", "Linear"]
+    assert kinds == ["BatchRenorm", "Linear", "ReLU", "BatchRenorm", "Linear"]
+
+
+def test_renormalisation_is_ioffes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = BatchRenorm(4, eps=EPS, momentum=0.1)
+    layer.renormalises = True
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([1.0, 2.0, 0.5, 1.0]))
+        layer.bias.copy_(torch.tensor([0.0, 1.0, -1.0, 2.0]))
+        layer.running_mean.copy_(torch.tensor([0.1, 2.0, 900.0, -0.2]))  # type: ignore[union-attr]
+        layer.running_var.copy_(torch.tensor([1.0, 4.0, 1.0, 1e4]))  # type: ignore[union-attr]
+    mean, var = (b.double().clone() for b in (layer.running_mean, layer.running_var))  # type: ignore[union-attr]
+    x = torch.randn(64, 4, generator=generator) * torch.tensor([1.2, 1.5, 50.0, 1.0])
+    x.requires_grad_(True)
+    upstream = torch.randn(64, 4, generator=generator)
+    found = layer(x)
+    found.backward(upstream)
+    ours = x.grad, layer.weight.grad, layer.bias.grad
+
+    slow = x.detach().double().requires_grad_(True)
+    gamma, beta = (p.detach().double().requires_grad_(True) for p in (layer.weight, layer.bias))
+    batch_mean, sigma = slow.mean(dim=0), (slow.var(dim=0, correction=0) + EPS).sqrt()
+    r = (sigma / (var + EPS).sqrt()).clamp(1 / 3, 3).detach()
+    d = ((batch_mean - mean) / (var + EPS).sqrt()).clamp(-5, 5).detach()
+    assert r[3] == pytest.approx(1 / 3) and d[2] == -5 and r[2] == 3 and 0 < abs(d[0]) < 5 and 0.5 < r[0] < 2
+    expected = ((slow - batch_mean) / sigma * r + d) * gamma + beta
+    expected.backward(upstream.double())
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+    for own, twin in zip(ours, (slow.grad, gamma.grad, beta.grad), strict=True):
+        torch.testing.assert_close(own.double(), twin, rtol=1e-4, atol=1e-4)  # type: ignore[union-attr]
+    torch.testing.assert_close(layer.running_mean.double(), 0.9 * mean + 0.1 * batch_mean.detach())  # type: ignore[union-attr]
+
+
+def test_where_nothing_is_clipped_renormalisation_is_evaluation_mode() -> None:
+    layer = BatchRenorm(3, eps=EPS, momentum=0.01)
+    layer.renormalises = True
+    x = 1.5 * torch.randn(32, 3, generator=torch.Generator().manual_seed(1)) + 0.5
+    expected = layer.eval()(x)
+    torch.testing.assert_close(layer.train()(x), expected)
+
+
+def test_renormalisation_begins_after_its_warm_up_and_outlasts_a_checkpoint() -> None:
+    core = core_of(renorm_warmup=3, policy_delay=1)
+    plain = core_of(renorm_warmup=None, policy_delay=1)
+    for seed in range(3):
+        for one in (core, plain):
+            one.update(filled_batch(seed=seed))
+    assert torch.equal(core.vector.parameters, plain.vector.parameters)
+    restored = core_of(renorm_warmup=3, policy_delay=1)
+    restored.load_state_dict(core.state_dict())
+    for one in (core, plain, restored):
+        one.update(filled_batch(seed=3))
+    assert not torch.equal(core.vector.parameters, plain.vector.parameters)
+    assert torch.equal(core.vector.parameters, restored.vector.parameters)
+    assert all(not m.renormalises for m in plain.critics.modules[0].modules() if isinstance(m, BatchRenorm))
+    assert all(not m.training for m in core.evaluated_critics.modules[0].modules())
+
+
+@pytest.mark.parametrize("policy_delay", [1, 2])
+def test_adam_forgets_its_first_moment_at_the_rate_of_beta1(policy_delay: int) -> None:
+    core = core_of(adam_beta1=0.5, policy_delay=policy_delay)
+    gradients = []
+    for seed in range(2):
+        core.update(filled_batch(seed=seed))
+        gradients.append(core.critics_gradient.clone())
+    (first, _), *_ = [
+        pair
+        for name, pair in zip(core._optimizers, core.vector.moments, strict=True)
+        if name in ("all", "critics")
+    ]
+    expected = 0.25 * gradients[0] + 0.5 * gradients[1]
+    torch.testing.assert_close(first[-expected.numel() :], expected)
+    assert CrossQ().adam_beta1 == 0.5
+    with pytest.raises(ValueError, match="adam_beta1 must be below 1"):
+        CrossQ(adam_beta1=1.0)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from q_rig import SMALL, SPEC, filled_batch, make, written
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.acting.layouts import parameter_count
 from asyncrl.acting.schedules import EpsilonSchedule
@@ -397,4 +398,4 @@ def test_making_a_record_does_not_import_torch() -> None:
         "[r().make_policy(spec).greedy(np.zeros((2, 4), np.float32)) for r in (Rainbow, QRDQN)];"
         "assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_SECONDS)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from q_rig import SMALL, SPEC, column, filled_batch, make, staged, written
 from torch import nn
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.algorithms import DQN
 from asyncrl.algorithms.dqn import dqn_loss
@@ -523,4 +524,4 @@ def test_a_users_network_has_no_dueling_head_and_no_noise(option: str) -> None:
 
 def test_making_a_record_does_not_import_torch() -> None:
     code = "import sys; from asyncrl import algorithms; algorithms.DQN(); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_SECONDS)

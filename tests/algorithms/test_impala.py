@@ -63,7 +63,7 @@ def slow_gradient(core: Any, segments: list[Segment], targets_of: Any) -> Tensor
         weight = torch.from_numpy(np.where(segment.flags & RESET, 0, segment.weight).astype(np.float32))
         kept.append((weight, torch.from_numpy(advantage), (segment.flags & RESET) == 0))
         policy_terms.append(log_prob)
-        value_terms.append((value - torch.from_numpy(target)).square() / 2)
+        value_terms.append((value - torch.from_numpy(target)).square())
         entropies.append(made.entropy())
     count = sum(int(counts.sum()) for _, _, counts in kept)
     trained = np.concatenate([a.numpy()[counts] for _, a, counts in kept])

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from waiting import PATIENCE_SECONDS
 
 from asyncrl import C51, DQN, QRDQN, SAC, TD3, CrossQ, Rainbow, Trainer
 from asyncrl.acting.layouts import NetworkLayout
@@ -133,7 +134,7 @@ def trained(normalize: bool) -> float:
     algorithm = DQN.preset("CartPole-v1", normalize_observations=normalize)
     options = {**DQN.preset_options("CartPole-v1"), "eval_interval_steps": 1000}
     with Trainer(Scaled, algorithm, seed=0, http="off", **options) as trainer:
-        result = trainer.learn(target_return=200.0, total_steps=16_000, max_seconds=80)
+        result = trainer.learn(target_return=200.0, total_steps=16_000, max_seconds=2 * PATIENCE_SECONDS)
     assert result.evaluation is not None
     return result.evaluation.return_mean
 

@@ -41,11 +41,11 @@ def test_clipped_surrogate_by_hand() -> None:
 
 
 def test_value_loss_by_hand() -> None:
-    # Errors 1 and -3 without a clip: (1 + 9 / 2) / 2. With clip 1 around 0, V = 3 is held at 1: error -5 is larger
+    # Errors 1 and -3 without a clip: 1 + 9 / 2. With clip 1 around 0, V = 3 is held at 1: error -5 is larger
     # than -3 and constant; V = 0.5 is held nowhere.
     table = columns(target=[-0.5, 6.0], weight=[1.0, 0.5])
     value, zero = torch.tensor([0.5, 3.0]).double().requires_grad_(), torch.zeros(2).double()
-    for clip, loss, slopes in ((None, 2.75, [1.0, -1.5]), (1.0, (1 + 25 / 2) / 2, [1.0, 0.0])):
+    for clip, loss, slopes in ((None, 5.5, [2.0, -3.0]), (1.0, 1 + 25 / 2, [2.0, 0.0])):
         found = ppo_loss((zero, zero), value, table, clip_range=0.2, value_clip_range=clip, vf_coef=2.0)
         assert found.value_loss.item() == loss and found.loss.item() == 2 * loss
         (gradient,) = torch.autograd.grad(found.value_loss, value)
@@ -64,7 +64,7 @@ def test_ppo_loss_is_the_papers_formula() -> None:
         clip = min(max(r, 1 - epsilon), 1 + epsilon)
         held = old_v[i] + min(max(value[i] - old_v[i], -0.1), 0.1)
         error = max((value[i] - y[i]) ** 2, (held - y[i]) ** 2)
-        total += w[i] * (-rho[i] * min(r * a[i], clip * a[i]) + 0.7 * error / 2 - 0.1 * entropy[i])
+        total += w[i] * (-rho[i] * min(r * a[i], clip * a[i]) + 0.7 * error - 0.1 * entropy[i])
     table = columns(old_log_prob=old, importance=rho, advantage=a, target=y, old_value=old_v, weight=w)
     policy = torch.from_numpy(log_prob), torch.from_numpy(entropy)
     options = {"clip_range": epsilon, "value_clip_range": 0.1, "vf_coef": 0.7, "ent_coef": 0.1}
@@ -73,13 +73,43 @@ def test_ppo_loss_is_the_papers_formula() -> None:
     torch.testing.assert_close(found.log_ratio, torch.from_numpy(log_prob - old))
 
 
+def stable_baselines_loss(
+    log_prob: Tensor, entropy: Tensor, value: Tensor, batch: dict[str, Tensor], options: dict[str, float]
+) -> Tensor:
+    """Loss of a minibatch as Stable-Baselines3's `PPO.train` writes it, with standardised advantages."""
+    ratio = torch.exp(log_prob - batch["old_log_prob"])
+    clipped = torch.clamp(ratio, 1 - options["clip_range"], 1 + options["clip_range"])
+    policy_loss = -torch.min(batch["advantage"] * ratio, batch["advantage"] * clipped).mean()
+    value_loss = torch.nn.functional.mse_loss(batch["target"], value)
+    return policy_loss + options["ent_coef"] * -torch.mean(entropy) + options["vf_coef"] * value_loss
+
+
+def test_ppo_loss_is_that_of_stable_baselines() -> None:
+    """The same coefficients mean the same loss, and the same gradient, as in Stable-Baselines3."""
+    rng = np.random.default_rng(1)
+    size, options = 64, {"clip_range": 0.2, "vf_coef": 0.5, "ent_coef": 0.01}
+    drawn = {
+        name: torch.from_numpy(rng.normal(0, 0.5, size)) for name in ("old_log_prob", "advantage", "target")
+    }
+    own = [torch.from_numpy(rng.normal(0, 0.5, size)).requires_grad_() for _ in range(3)]
+    log_prob, entropy, value = own
+    table = columns(**{name: t.numpy() for name, t in drawn.items()}, weight=np.full(size, 1 / size))
+    found = ppo_loss((log_prob, entropy), value, table, **options)  # type: ignore[arg-type]
+    expected = stable_baselines_loss(log_prob, entropy, value, drawn, options)
+    assert found.loss.item() == pytest.approx(expected.item(), rel=1e-12)
+    for ours, theirs in zip(
+        torch.autograd.grad(found.loss, own), torch.autograd.grad(expected, own), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
 def test_impala_loss_by_hand() -> None:
-    # -(0.5 3 (-1) + 0.25 (-1) (-2)) = 1, (0.5 4 + 0.25 16) / 2 = 3, 0.5 2 + 0.25 4 = 2
+    # -(0.5 3 (-1) + 0.25 (-1) (-2)) = 1, 0.5 4 + 0.25 16 = 6, 0.5 2 + 0.25 4 = 2
     policy = torch.tensor([-1.0, -2.0]), torch.tensor([2.0, 4.0])
     rest = (torch.tensor(x) for x in ([1.0, 2.0], [3.0, -1.0], [3.0, 6.0], [0.5, 0.25]))
     found = impala_loss(policy, *rest, vf_coef=0.5, ent_coef=0.1)
-    assert found.policy_loss.item() == 1.0 and found.value_loss.item() == 3.0
-    assert found.loss.item() == pytest.approx(1.0 + 1.5 - 0.2)
+    assert found.policy_loss.item() == 1.0 and found.value_loss.item() == 6.0
+    assert found.loss.item() == pytest.approx(1.0 + 3.0 - 0.2)
 
 
 def test_divergence_by_hand_and_unbiased() -> None:

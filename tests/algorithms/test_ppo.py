@@ -66,10 +66,12 @@ class Twin:
 
     def inputs(self, obs: np.ndarray) -> torch.Tensor:
         x = obs.reshape(-1, math.prod(self.spec.observation_shape)).astype(np.float32)
-        if self.config.normalize_observations:
+        if self.config.normalizes(self.spec):
             mean, scale = self.statistics
             return torch.from_numpy(np.clip((x - mean) * scale, -10, 10))
-        return torch.from_numpy(x / 255 if self.spec.observation_dtype == "uint8" else x)
+        return torch.from_numpy(
+            x * np.float32(self.spec.byte_factor) if self.spec.observation_dtype == "uint8" else x
+        )
 
     def advantages(self, segment: Segment, divisor: float) -> tuple[np.ndarray, np.ndarray]:
         """Advantages of Schulman 2016, row by row in float64."""
@@ -123,7 +125,7 @@ class Twin:
                 if config.value_clip_range is not None:
                     held = old_v[i] + (v - old_v[i]).clamp(-config.value_clip_range, config.value_clip_range)
                     error = torch.maximum(error, (held - target[i]) ** 2)
-                rest = config.vf_coef * 0.5 * error - config.ent_coef * entropy
+                rest = config.vf_coef * error - config.ent_coef * entropy
                 # The mean over the rows of the pass, a minibatch's share of which is one over their number.
                 loss = (policy + weight[i] * rest).sum() * (len(order) / int(valid.sum()))
                 self.adam.zero_grad()

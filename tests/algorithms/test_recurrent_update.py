@@ -213,7 +213,7 @@ def slow_ppo(twin: Twin, segments: list[Segment]) -> None:
         ratio = (log_prob - proximal).exp()
         clipped = ratio.clamp(1 - config.clip_range, 1 + config.clip_range)
         policy = -rho * torch.minimum(ratio * a, clipped * a)
-        error = config.vf_coef * 0.5 * (value - torch.from_numpy(target)) ** 2
+        error = config.vf_coef * (value - torch.from_numpy(target)) ** 2
         adam.zero_grad()
         (weight * (policy + error - config.ent_coef * entropy)).sum().backward()
         adam.step()
@@ -229,7 +229,7 @@ def slow_impala(twin: Twin, segments: list[Segment]) -> None:
     )
     valid = torch.from_numpy((arrays["flags"] & RESET) == 0)
     weight = torch.from_numpy(arrays["weight"]) * valid / valid.sum()
-    error = config.vf_coef * 0.5 * (value - torch.from_numpy(target)) ** 2
+    error = config.vf_coef * (value - torch.from_numpy(target)) ** 2
     (weight * (-torch.from_numpy(advantage) * log_prob + error - config.ent_coef * entropy)).sum().backward()
     adam.step()
 

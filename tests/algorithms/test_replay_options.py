@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from asyncrl.algorithms import ALGORITHMS
+from asyncrl.options import option_help
 
 REPLAY = sorted(name for name, record in ALGORITHMS.items() if record.update_loop != "segments")
 
@@ -71,3 +72,9 @@ def test_a_server_in_lockstep_needs_products_of_one_precision(precision: str) ->
         record(**served, discipline="lockstep")
     assert record(**served).matmul_precision == precision
     assert record(matmul_precision=precision, discipline="lockstep").inference == "actor"
+
+
+@pytest.mark.parametrize("name", REPLAY)
+def test_lockstep_promises_equal_bits_on_the_cpu_alone(name: str) -> None:
+    """On a GPU torch's kernels may add in another order at every run."""
+    assert option_help(ALGORITHMS[name])["discipline"].help.endswith("on the CPU to the bit.")

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from waiting import PATIENCE_SECONDS
 
 import asyncrl.actors.forkserver
 from asyncrl import errors
@@ -191,7 +192,7 @@ def test_eval_options() -> None:
 
 def test_the_program_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "asyncrl", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_SECONDS)
     assert (done.returncode, done.stdout) == (0, f"asyncrl {asyncrl.__version__}\n")
 
 
@@ -205,7 +206,11 @@ def test_the_program_runs_as_a_module() -> None:
         (["trian"], "unknown command trian; did you mean train?"),
         (["zzz"], "unknown command zzz"),
         (["--verbos"], "unknown option --verbos; did you mean --version?"),
+        (["train"], "ENV is missing, for example"),
+        (["train", "--algo"], "argument --algo: expected one argument"),
         (["train", "--algo", "dqn"], "ENV is missing, for example"),
+        (["plan"], "the following arguments are required: ENV"),
+        (["bench"], "the following arguments are required: ENV"),
         (
             ["train", "--algo", "dqn", "--env-kwargs", "a:1", "X-v0"],
             "ENV is missing, write it before --env-kwargs",
@@ -363,7 +368,7 @@ def test_the_first_signal_stops_in_good_order(
 ) -> None:
     def interrupted(self: FakeTrainer) -> str:
         os.kill(os.getpid(), number)
-        assert self.stopped.wait(60)
+        assert self.stopped.wait(PATIENCE_SECONDS)
         return self.reason
 
     trainer.learns = interrupted
@@ -418,7 +423,7 @@ def test_the_second_signal_kills() -> None:
         process.send_signal(signal.SIGINT)
         assert process.stderr.readline() == "SIGINT: stopping, once more to kill\n"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
     finally:
         process.kill()
         process.communicate()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import PATIENCE_SECONDS as SECONDS
 from waiting import is_running, wait_until
 
 from asyncrl.cli.main import main
@@ -22,7 +23,6 @@ from asyncrl.cli.training import PATIENCE_SECONDS
 ROOT = Path(__file__).parents[2]
 SMALL = ["--actors", "2", "--envs-per-actor", "4", "--device", "cpu", "--dqn.learning-starts", "200"]
 QUICK = ["--checkpoint-interval-seconds", "0.2", "--target-eval-episodes", "1"]
-SECONDS = 60
 
 
 def command(*arguments: str) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from kept_runs import write_run
 
@@ -96,7 +97,7 @@ def make(path: Path, algo: str, different: Mapping[str, Any]) -> KeptRun:
             algo=algo,
             env=different.get("env", "CartPole-v1"),
             options=different.get("options"),
-            trainer={"num_actors": 4},
+            trainer={"num_actors": 4, **different.get("trainer", {})},
             summary=summary,
             lines=lines,
             evaluations=different.get("evaluations", RISES),
@@ -168,3 +169,44 @@ def test_the_most_serious_of_several(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_nothing_stands_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(make(tmp_path / "x", "dqn", {}).path)]) == 0
     assert capsys.readouterr().out == "Nothing stands out.\n"
+
+
+def test_a_run_that_rose_late_and_fell_is_not_called_rising_too(tmp_path: Path) -> None:
+    values = (20.0, 20.0, 20.0, 20.0, 20.0, 20.0, 400.0, 400.0, 400.0, 20.0, 20.0, 20.0)
+    run = make(
+        tmp_path / "x", "dqn", {"evaluations": [(5_000 * i, value) for i, value in enumerate(values, 1)]}
+    )
+    assert [finding.name for finding in diagnose(collect(run))] == ["unlearned"]
+
+
+def test_one_option_has_one_advice(tmp_path: Path) -> None:
+    different = {
+        "summary": {"staleness": {"discarded_fraction": 0.4}},
+        "metrics": {"async/learner_wait_fraction": 0.8},
+    }
+    findings = diagnose(collect(make(tmp_path / "x", "dqn", different)))
+    assert [(finding.name, finding.option) for finding in findings] == [
+        ("stale samples are thrown away", "num_actors")
+    ]
+
+
+def test_the_luck_of_the_best_of_many_evaluations_is_no_loss(tmp_path: Path) -> None:
+    """Returns of a policy that does not change, with a deviation of 120 over single episodes."""
+    rng = np.random.default_rng(0)
+    names = set()
+    for number in range(40):
+        values = 200 + 150 * np.arange(16).clip(0, 4) / 4 + rng.normal(0, 120 / np.sqrt(5), 16)
+        evaluations = [(5_000 * i, float(value)) for i, value in enumerate(values, 1)]
+        summary = {"eval": {"return_mean": 350.0, "return_std": 120.0, "episodes": 20}}
+        run = make(
+            tmp_path / str(number),
+            "dqn",
+            {"evaluations": evaluations, "summary": summary, "trainer": {"eval_episodes": 5}},
+        )
+        names |= {finding.name for finding in diagnose(collect(run))}
+    assert "unlearned" not in names
+
+
+def test_the_final_evaluation_of_more_episodes_is_not_compared_with_the_best_of_few(tmp_path: Path) -> None:
+    run = make(tmp_path / "x", "dqn", {"summary": {"eval": {"return_mean": 100.0, "return_std": 1.0}}})
+    assert (collect(run).best, collect(run).final) == (479.0, 479.0)

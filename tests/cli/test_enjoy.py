@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from waiting import PATIENCE_SECONDS
 
 from asyncrl import DQN, errors, load
 from asyncrl.cli import enjoy
@@ -21,7 +22,7 @@ from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.options import option_values
 from asyncrl.policies.portable_policy import PortablePolicy
-from asyncrl.show.video import VideoWriter, require_video
+from asyncrl.show.video import VideoWriter, as_pixels, require_video
 from asyncrl.storage.checkpoint_meta import CheckpointMeta
 
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
@@ -49,7 +50,7 @@ class Coloured(gymnasium.Env[Any, Any]):
         return np.zeros(4, np.float32), 2.0, self.steps == 5, False, {}
 
     def render(self) -> Any:
-        picture = np.zeros((31, 48, 3), np.uint8)
+        picture = np.zeros((131, 148, 3), np.uint8)
         picture[..., 0] = 40 * self.steps
         return None if self.fails == "render" else picture
 
@@ -64,10 +65,10 @@ def save(path: Path, env: Any) -> str:
     return str(PortablePolicy(algorithm, weights, meta, source).save(path))
 
 
-def frames(path: Path, shape: tuple[int, ...] = (32, 48, 3)) -> tuple[str, Any]:
+def frames(path: Path, shape: tuple[int, ...] = (132, 148, 3)) -> tuple[str, Any]:
     """ffmpeg's description of a video, and its frames `[frames, *shape]`."""
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
-    done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_SECONDS)
     return done.stderr.decode(), np.frombuffer(done.stdout, np.uint8).reshape(-1, *shape)
 
 
@@ -83,10 +84,10 @@ def test_episodes_are_recorded_frame_by_frame(
         "episode 2    return 10.0, 5 steps",
         f"video        {video}, 12 frames, 1.2 s",
     ]
-    head, pictures = frames(video, (31 if ending == "gif" else 32, 48, 3))
+    head, pictures = frames(video, (131 if ending == "gif" else 132, 148, 3))
     assert "10 fps" in head
     assert len(pictures) == 12
-    reds = pictures[:, :31].mean(axis=(1, 2))
+    reds = pictures[:, :131].mean(axis=(1, 2))
     assert np.allclose(reds[:, 0], [40 * step for step in (0, 1, 2, 3, 4, 5) * 2], atol=12)
     assert np.allclose(reds[:, 1:], 0, atol=12)
 
@@ -206,10 +207,10 @@ def test_an_environment_that_fails_is_named(
 
 def test_frames_of_another_size_are_refused(tmp_path: Path) -> None:
     with VideoWriter(tmp_path / "x.mp4", 5.0) as writer:
-        writer.write(np.zeros((20, 30, 3), np.uint8))
+        writer.write(np.zeros((120, 130, 3), np.uint8))
         with pytest.raises(ValueError, match="shape"):
-            writer.write(np.zeros((30, 20, 3), np.uint8))
-    assert len(frames(tmp_path / "x.mp4", (20, 30, 3))[1]) == 1
+            writer.write(np.zeros((130, 120, 3), np.uint8))
+    assert len(frames(tmp_path / "x.mp4", (120, 130, 3))[1]) == 1
 
 
 def test_a_video_that_cannot_be_written_is_said(tmp_path: Path) -> None:
@@ -225,13 +226,13 @@ def test_a_video_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 def test_ctrl_c_finishes_the_video_and_is_reported_as_itself(tmp_path: Path) -> None:
     """A terminal sends Ctrl-C to its whole foreground group, and ffmpeg would end with an error code."""
     with pytest.raises(KeyboardInterrupt), VideoWriter(tmp_path / "x.mp4", 5.0) as writer:
-        writer.write(np.zeros((20, 30, 3), np.uint8))
+        writer.write(np.zeros((120, 130, 3), np.uint8))
         assert writer._ffmpeg is not None and os.getpgid(writer._ffmpeg.pid) != os.getpgrp()
         raise KeyboardInterrupt
-    assert len(frames(tmp_path / "x.mp4", (20, 30, 3))[1]) == 1
+    assert len(frames(tmp_path / "x.mp4", (120, 130, 3))[1]) == 1
     (tmp_path / "y.mp4").mkdir()
     with pytest.raises(KeyboardInterrupt), VideoWriter(tmp_path / "y.mp4", 5.0) as writer:
-        writer.write(np.zeros((20, 30, 3), np.uint8))
+        writer.write(np.zeros((120, 130, 3), np.uint8))
         raise KeyboardInterrupt
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.mp4", "y.mp4"]
 
@@ -240,3 +241,26 @@ def test_options() -> None:
     assert COMMANDS["enjoy"].parse(["runs/x", "--episodes", "2"]) == EnjoyOptions(run="runs/x", episodes=2)
     with pytest.raises(SystemExit):
         COMMANDS["enjoy"].parse(["runs/x", "--fps", "3"])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, bool, np.uint8])
+@pytest.mark.parametrize("shape", [(10, 12), (10, 12, 1), (10, 12, 3), (10, 12, 4)])
+def test_pictures_of_every_kind_become_pixels_and_small_ones_are_enlarged(dtype: Any, shape: Any) -> None:
+    picture = np.zeros(shape, dtype)
+    picture[2, 3] = 255 if dtype is np.uint8 else 1
+    pixels = as_pixels(picture)
+    assert (pixels.dtype, pixels.shape) == (np.uint8, (110, 132, 3))
+    assert (pixels[22:33, 33:44] == 255).all() and pixels.sum() == 11 * 11 * 3 * 255
+
+
+def test_floats_are_rounded_and_large_pictures_stay() -> None:
+    assert as_pixels(np.full((200, 128, 3), 0.5)).tolist() == np.full((200, 128, 3), 128).tolist()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [None, np.zeros((9, 9, 2), np.uint8), np.full((9, 9, 3), 2.0), np.full((9, 9, 3), np.nan), np.zeros(9)],
+)
+def test_what_is_no_picture_is_refused(frame: Any) -> None:
+    with pytest.raises(ValueError, match="frame must be uint8"):
+        as_pixels(frame)

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.preset_files import Preset, load_presets
@@ -82,8 +83,8 @@ def test_an_unknown_option(capsys: pytest.CaptureFixture[str]) -> None:
     ("owner", "name", "rule"),
     [
         ("dqn", "gamma", "from 0 to 1"),
-        ("dqn", "n_step", "at least 1 and at most 255"),
-        ("dqn", "tau", "greater than 0 and from 0 to 1"),
+        ("dqn", "n_step", "from 1 to 255"),
+        ("dqn", "tau", "greater than 0 and at most 1"),
         (RUN, "num_actors", "at least 1"),
         (RUN, "device", ""),
     ],
@@ -130,5 +131,19 @@ def test_completion_knows_commands_and_options(
         file.write_text(script)
         typed = "COMP_WORDS=(asyncrl train --algo d); COMP_CWORD=3"
         asked = f"source {file}; {typed}; _shtab_asyncrl; echo ${{COMPREPLY[*]}}"
-        done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
         assert done.stdout.split() == ["ddpg", "dqn"], done.stderr
+
+
+@pytest.mark.parametrize("name", ["n_step", "gamma", "frame_stack", "tau", "num_actors", "batch_size"])
+def test_a_range_is_said_once(name: str) -> None:
+    text, _ = explain(name)
+    said = [line for line in text.splitlines() if line.startswith("  range ")]
+    help_, _, facts = text.partition("  flag ")
+    for line in said:
+        assert line.removeprefix("  range").strip() not in help_
+    assert not (name == "batch_size" and said), (
+        "of CrossQ it is at least 2, of the others 1, as their texts say"
+    )
+    assert len(said) + any(rule in help_ for rule in ("from ", "at least ")) >= 1, "nor is it lost"
+    assert " and at least" not in facts and "and from 0" not in facts

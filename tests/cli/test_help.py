@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.cli.flags import UNLISTED, first_clause, metavar
@@ -114,7 +115,9 @@ def test_help_and_wrong_commands_load_nothing_heavy(arguments: list[str]) -> Non
         f"    main({arguments!r})\nexcept SystemExit:\n    pass\n"
         f"print(sorted({heavy} & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_SECONDS
+    )
     assert done.stderr.splitlines()[-1] == "[]", done.stderr
 
 
@@ -125,6 +128,8 @@ def test_a_wrong_argument_takes_neither_torch_nor_a_process() -> None:
         "try:\n    main(['train', 'CartPole-v1', '--algo', 'dqn', '--stps', '5'])\n"
         "except SystemExit as stop:\n    print(stop.code, sorted({'torch', 'gymnasium', 'numba'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_SECONDS
+    )
     assert done.stdout == "2 []\n", done.stderr
     assert "unknown option --stps; did you mean --steps?" in done.stderr

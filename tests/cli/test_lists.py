@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from kept_runs import write_run
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.cli.main import main
 from asyncrl.cli.text_table import age, number, text_table
@@ -88,7 +89,9 @@ def test_ls(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[1].split() == [
         *("good", "CartPole-v1", "dqn", "0", "finished", "12,345", "490.5", "480.2", "2", "h")
     ]
-    assert lines[2].split()[:8] == ["bad", "CartPole-v1", "dqn", "0", "failed", "5", "-", "-"]
+    assert lines[2].split()[:9] == [
+        *("bad", "CartPole-v1", "dqn", "0", "failed", "5", "-", "not", "evaluated")
+    ]
     assert lines[3].split()[:6] == ["deep/er/killed", "CartPole-v1", "ppo", "3", "killed", "777"]
 
 
@@ -141,7 +144,7 @@ def test_a_name_that_the_output_cannot_encode_is_escaped(folder: Path) -> None:
         [sys.executable, "-m", "asyncrl", "ls", str(folder)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stderr.decode()
     assert b"l\\xe4uft" in done.stdout

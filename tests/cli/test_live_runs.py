@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from kept_runs import write_run
+from waiting import PATIENCE_SECONDS as SECONDS
 
 from asyncrl.cli import live_runs as live_run_module
 from asyncrl.cli.live_runs import LiveRun, live_runs
@@ -25,7 +26,6 @@ from asyncrl.show.kept_run import LOCK
 from asyncrl.storage.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 60
 
 
 def started(*options: str) -> subprocess.Popen[str]:
@@ -161,7 +161,7 @@ def test_the_address_of_a_page_is_whole_and_has_the_token_if_known(
 
 def test_pages_are_asked_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A port that does not answer costs its second once, however many there are."""
-    kept, all_asked = write_run(tmp_path / "kept"), threading.Barrier(21, timeout=20)
+    kept, all_asked = write_run(tmp_path / "kept"), threading.Barrier(21, timeout=SECONDS)
     (kept / "http.json").write_text(json.dumps({"url": "http://127.0.0.1:9/#token=t", "token": "t"}))
 
     class Process:

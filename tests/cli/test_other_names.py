@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from asyncrl import DQN, PPO, SAC, Trainer
@@ -10,8 +12,9 @@ from asyncrl.algorithms.registry import algorithm_name
 from asyncrl.cli.train import parse
 from asyncrl.cli.train_flags import NOT_A_FIELD, answer
 from asyncrl.config import TrainerConfig
+from asyncrl.errors import ConfigurationError
 from asyncrl.options import option_help
-from asyncrl.other_names import other_names
+from asyncrl.other_names import CLOSEST, other_names
 
 BASE = "policy learning_rate gamma stats_window_size tensorboard_log policy_kwargs verbose seed device"
 ON = "n_steps gae_lambda ent_coef vf_coef max_grad_norm use_sde sde_sample_freq rollout_buffer_class "
@@ -174,3 +177,67 @@ def test_keyword_arguments(make: object, text: str) -> None:
     with pytest.raises(TypeError) as error:
         make()  # type: ignore[operator]
     assert str(error.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("her", "asyncrl has no HER; closest is sac (without goals"),
+        ("TRPO", "asyncrl has no TRPO; closest is ppo (target_kl"),
+        ("a3c", "asyncrl has no A3C; closest is a2c (the actors"),
+        ("recurrent_ppo", "asyncrl has no RECURRENT_PPO; closest is ppo (with recurrent lstm)"),
+    ],
+)
+def test_algorithms_of_other_libraries(name: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(["CartPole-v1", "--algo", name])
+    assert stop.value.code == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.startswith(f"asyncrl train: error: {text}")
+    with pytest.raises(ConfigurationError) as error:
+        Trainer("CartPole-v1", name)
+    assert error.value.what.startswith(text) and error.value.fix.startswith("write ")
+
+
+def test_closest_algorithms_exist_and_are_not_ours() -> None:
+    assert {ours for ours, _ in CLOSEST.values()} <= set(ALGORITHMS) and not CLOSEST.keys() & set(ALGORITHMS)
+
+
+def test_the_environment_is_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(["--env", "CartPole-v1", "--algo", "ppo"])
+    assert stop.value.code == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "unknown option --env; the environment is the first argument: asyncrl train CartPole-v1" in said
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: PPO("MlpPolicy", "CartPole-v1"), "PPO takes options by name only, got 'MlpPolicy'; "),
+        (lambda: SAC(object()), "SAC takes options by name only, got '<object"),
+        (
+            lambda: trainer().learn(total_timesteps=10),
+            "learn() has no argument 'total_timesteps'; asyncrl calls it total_steps",
+        ),
+        (
+            lambda: trainer().learn(callback=print),
+            "learn() has no argument 'callback'; write callbacks=[...]",
+        ),
+        (lambda: trainer().learn(seed=1), "learn() has no argument 'seed'; it is an option of Trainer"),
+        (lambda: trainer().start(n_timesteps=10), "start() has no argument 'n_timesteps'; asyncrl calls it"),
+        (lambda: trainer().learn(zzz=10), "learn() has no argument 'zzz'"),
+        (
+            lambda: Trainer(env="CartPole-v1", n_envs=4),
+            "Trainer has no option 'n_envs'; asyncrl calls it envs_per_actor",
+        ),
+    ],
+)
+def test_what_users_of_other_libraries_write_first(make: object, text: str) -> None:
+    with pytest.raises(TypeError) as error:
+        make()  # type: ignore[operator]
+    assert str(error.value).startswith(text)
+
+
+def trainer() -> Any:
+    return Trainer("CartPole-v1", DQN())

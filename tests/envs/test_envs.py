@@ -17,9 +17,20 @@ import fakes
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
+from gymnasium.spaces import (
+    Dict,
+    Discrete,
+    Graph,
+    MultiBinary,
+    MultiDiscrete,
+    OneOf,
+    Sequence,
+    Text,
+    Tuple,
+)
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from portable_policies import portable
+from waiting import PATIENCE_SECONDS
 
 import asyncrl
 from asyncrl.envs.rendering import build_rendering
@@ -364,8 +375,16 @@ def test_asyncrl_002_in_the_probe() -> None:
 @pytest.mark.parametrize(
     ("space", "fix"),
     [
-        (Dict({"a": Discrete(2), "b": Text(3)}), "FlattenObservation"),
-        (Tuple((Discrete(2), Text(3))), "FlattenObservation"),
+        (
+            Dict({"a": Discrete(2), "b": Dict({"c": Sequence(Discrete(2))})}),
+            "its part 'b.c' is Sequence.*turn it",
+        ),
+        (
+            Tuple((Discrete(2), Graph(Discrete(2), None), Text(3))),
+            "its part '1' is Graph.*turn it into a Box",
+        ),
+        (Dict({"a": Text(3)}), "without a part that is an array"),
+        (OneOf((Discrete(2), Discrete(3))), "FlattenObservation"),
         (Text(3), "ObservationWrapper"),
     ],
 )
@@ -410,7 +429,7 @@ def test_actors_do_not_print_the_greeting_of_pygame() -> None:
     script = f"import os, sys, asyncrl.envs.source; print({shown})"
     unset = {name: value for name, value in os.environ.items() if not name.startswith("PYGAME")}
     done = subprocess.run(
-        [sys.executable, "-c", script], env=unset, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", script], env=unset, capture_output=True, text=True, timeout=PATIENCE_SECONDS
     )
     assert done.stdout == "hide False\n", done.stderr
 
@@ -418,5 +437,7 @@ def test_actors_do_not_print_the_greeting_of_pygame() -> None:
 def test_atari_games_do_not_print_a_greeting() -> None:
     pytest.importorskip("ale_py")
     script = "from asyncrl.envs import registered; registered.find('ALE/Pong-v5').make()"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

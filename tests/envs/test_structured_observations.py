@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from waiting import PATIENCE_SECONDS
 
 from asyncrl import DQN, IMPALA, PPO, QRDQN, R2D2, SAC, Trainer
 from asyncrl.acting.images import CombinedNetwork
@@ -23,7 +25,7 @@ from asyncrl.envs.packing import MaskFromInfo, PackedObservations, packed
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.envs.trial import try_out
 from asyncrl.errors import NonFiniteStep, ObservationOffSpace, OldGymAPI, SpacesDoNotFit
-from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec, Leaf
+from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec, Leaf, MultiDiscreteAction
 from asyncrl.sequences import SequenceBatch
 
 VECTORS = spaces.Dict(
@@ -35,7 +37,7 @@ VECTORS = spaces.Dict(
 )
 IMAGES = spaces.Dict(
     {
-        "camera": spaces.Box(0, 255, (12, 12, 3), np.uint8),
+        "camera": spaces.Box(0, 255, (28, 12, 3), np.uint8),
         "map": spaces.Box(0, 255, (9, 9), np.uint8),
         "speed": spaces.Box(-9, 9, (2,), np.float32),
         "gear": spaces.Discrete(3),
@@ -85,8 +87,8 @@ def test_rows_of_vectors_are_gymnasiums_flattening(space: Any) -> None:
 def test_images_stay_bytes_and_come_back() -> None:
     spec = spec_of(IMAGES)
     assert spec.observation_dtype == "uint8"
-    assert spec.observation_shape == (12 * 12 * 3 + 9 * 9 + 2 * 4 + 3 * 4,)
-    assert spec.observation_values == 12 * 12 * 3 + 81 + 2 + 3
+    assert spec.observation_shape == (28 * 12 * 3 + 9 * 9 + 2 * 4 + 3 * 4,)
+    assert spec.observation_values == 28 * 12 * 3 + 81 + 2 + 3
     IMAGES.seed(0)
     samples = [IMAGES.sample() for _ in range(6)]
     rows = np.stack([pack(obs, spec) for obs in samples])
@@ -113,7 +115,7 @@ def test_leaves_are_kept_by_headers() -> None:
 def test_observations_off_their_space_are_told() -> None:
     class Wrong(Plain):
         def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-            return {"camera": np.zeros((12, 12, 3), np.uint8)}, {}
+            return {"camera": np.zeros((28, 12, 3), np.uint8)}, {}
 
     with pytest.raises(ObservationOffSpace, match="the observation must hold gear, got dict"):
         packed(Wrong(IMAGES)).reset(seed=0)
@@ -146,7 +148,7 @@ def test_predict_takes_what_the_environment_gives() -> None:
 def test_images_go_to_convolutions_and_the_rest_to_a_layer() -> None:
     spec = spec_of(IMAGES).stacked(2)
     network = DQN(frame_stack=2).network_for(spec_of(IMAGES))
-    assert isinstance(network, CombinedNetwork) and "12x12x3, 2 frames" in network.text
+    assert isinstance(network, CombinedNetwork) and "28x12x3, 2 frames" in network.text
     module = network(spec.observation_values, 3)
     rows = torch.rand(4, spec.observation_values, requires_grad=True)
     out = module(rows)
@@ -197,7 +199,7 @@ def test_a_network_of_the_users_own_is_given_the_shape_of_its_rows(
     space: spaces.Space[Any], frames: int
 ) -> None:
     dqn, spec = DQN(network=fold, frame_stack=frames), spec_of(space)
-    values = 16 if space is VECTORS else 432 + 81 + 5
+    values = 16 if space is VECTORS else 28 * 12 * 3 + 81 + 5
     dqn.make_policy(spec)
     network: Any = dqn.network_for(spec)
     assert network.observation_shape == ((values,) if frames == 1 else (frames, values))
@@ -320,7 +322,7 @@ def test_masks_of_another_size_than_the_action_are_refused() -> None:
         mask_reader(masked)
     real = replace(masked, action=BoxAction((-1.0,), (1.0,), (1,)))
     assert mask_reader(real) is None, "a box has no choices to forbid"
-    with pytest.raises(SpacesDoNotFit, match="MaskFromInfo needs Discrete actions, got Box"):
+    with pytest.raises(SpacesDoNotFit, match=r"MaskFromInfo needs Discrete, .* got Box"):
         MaskFromInfo(gymnasium.make("Pendulum-v1"))
 
 
@@ -352,6 +354,16 @@ def test_masks_are_read_out_of_rows_of_either_kind() -> None:
         assert stacked is not None
         np.testing.assert_array_equal(stacked(rows.reshape(15, 2, -1)), read(rows[1::2]))
     assert mask_reader(spec_of(VECTORS)) is None
+
+
+def test_a_component_without_an_allowed_choice_has_all_of_them() -> None:
+    spec = dataclasses.replace(spec_of(MASKED, actions=4), action=MultiDiscreteAction((1, 3)))
+    given = np.array([[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0], [1, 1, 0, 1]])
+    rows = np.stack([pack({"observation": np.zeros(3), "action_mask": mask}, spec) for mask in given])
+    read = mask_reader(spec)
+    assert read is not None
+    wanted = [[1, 1, 1, 1], [1, 0, 1, 0], [1, 1, 1, 1], [1, 1, 0, 1]]
+    assert read(rows).astype(int).tolist() == wanted
 
 
 def test_random_choices_are_uniform_over_what_is_allowed() -> None:
@@ -447,7 +459,7 @@ def test_masked_actions_are_learned_through_real_actors(algorithm: Any) -> None:
 
     options = {**algorithm.preset_options("CartPole-v1"), "eval_interval_steps": 4000}
     with Trainer(make, algorithm, seed=0, http="off", **options) as trainer:
-        result = trainer.learn(target_return=18.0, total_steps=40_000, max_seconds=80)
+        result = trainer.learn(target_return=18.0, total_steps=40_000, max_seconds=2 * PATIENCE_SECONDS)
     assert result.stop_reason == "target_return", result.evaluation
 
 
@@ -459,6 +471,6 @@ def test_frozen_lake_is_learned_from_its_discrete_observations() -> None:
     algorithm = DQN.preset("CartPole-v1", exploration_steps=8000, gamma=0.95)
     options = {**DQN.preset_options("CartPole-v1"), "eval_interval_steps": 2000}
     with Trainer(make, algorithm, seed=0, http="off", **options) as trainer:
-        result = trainer.learn(target_return=1.0, total_steps=40_000, max_seconds=80)
+        result = trainer.learn(target_return=1.0, total_steps=40_000, max_seconds=2 * PATIENCE_SECONDS)
     assert result.stop_reason == "target_return", result.evaluation
     assert result.policy.predict(0)[0] in (1, 2)  # down or right

@@ -8,6 +8,7 @@ import errno
 import http.client
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ import numpy as np
 import pytest
 from fakes import SimpleEnv
 from snapshots import make_snapshot
+from waiting import PATIENCE_SECONDS as SECONDS
 
 import asyncrl
 from asyncrl import DQN, Trainer, errors
@@ -44,7 +46,6 @@ from asyncrl.storage.checkpoint_folder import CheckpointFolder
 from asyncrl.storage.run_directory import RunDirectory
 
 PACKAGE = str(Path(asyncrl.__file__).parent.parent)
-SECONDS = 60
 SMALL: dict[str, Any] = {
     "envs_per_actor": 2,
     "num_actors": 1,
@@ -218,14 +219,14 @@ def test_episodes_that_never_end_do_not_keep_a_run_from_ending(monkeypatch: pyte
     trainer = Trainer(SimpleEnv, small(), **SMALL)
 
     async def main() -> Any:
-        trainer.start(max_seconds=0.2)
-        return await asyncio.wait_for(trainer.wait(), 30)
+        trainer.start(total_steps=500)
+        return await asyncio.wait_for(trainer.wait(), SECONDS)
 
     with pytest.warns(
         errors.EvaluationIncomplete, match=r"ASYNC041.*3 of 3.*70 steps.*eval_max_episode_steps"
     ):
         result = asyncio.run(main())
-    assert result.stop_reason == "max_seconds"
+    assert result.stop_reason == "total_steps"
     assert (result.evaluation.length_mean, result.evaluation.return_mean) == (70, 70)
     assert result.summary["eval"]["cut_episodes"] == 3
 
@@ -244,11 +245,13 @@ class DiesOnce(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.step(action)
 
 
-@pytest.mark.parametrize("obstacle", [False, True])
-@pytest.mark.filterwarnings("ignore:.ASYNC040")
-def test_an_actor_is_started_again_where_the_run_directory_has_vanished(
-    tmp_path: Path, obstacle: bool
+@pytest.mark.parametrize(
+    ("lost", "instead"), [("moved", "nothing"), ("moved", "a file"), ("deleted", "another run")]
+)
+def test_a_run_whose_directory_is_lost_goes_on_and_writes_nothing_at_its_path(
+    tmp_path: Path, lost: str, instead: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """It writes neither into the next run's directory nor into a new one; also an actor's next life does not."""
     run, go = tmp_path / "run", tmp_path / "go"
     trainer = Trainer(lambda: DiesOnce(go), small(), run_dir=run, **SMALL)
 
@@ -266,16 +269,85 @@ def test_an_actor_is_started_again_where_the_run_directory_has_vanished(
         trainer.start()
         until(lambda: snapshot() is not None and snapshot().updates > 0, "updates")
         run.rename(tmp_path / "elsewhere")
-        if obstacle:
+        if lost == "deleted":
+            shutil.rmtree(tmp_path / "elsewhere")
+        other = RunDirectory(run) if instead == "another run" else None
+        if instead == "a file":
             run.write_text("a file in its place")
+        before = contents(run)
         go.touch()
-        until(lambda: sum(actor.restarts for actor in snapshot().actors) == 1, "another life")
-        steps = snapshot().env_steps
-        until(lambda: snapshot().env_steps > steps + 200, "steps of it")
-        trainer.stop()
-        result = asyncio.run(asyncio.wait_for(trainer.wait(), SECONDS))
+        with pytest.warns(errors.FilesNotWritten) as warned:
+            until(lambda: sum(actor.restarts for actor in snapshot().actors) == 1, "another life")
+            steps = snapshot().env_steps
+            until(lambda: snapshot().env_steps > steps + 200, "steps of it")
+            trainer.stop()
+            result = asyncio.run(asyncio.wait_for(trainer.wait(), SECONDS))
     assert (result.stop_reason, result.summary["actor_restarts"]) == ("stopped", 1)
-    assert (run / "actors" / "0.log").exists() is not obstacle
+    assert contents(run) == before
+    (text,) = (str(warning.message) for warning in warned)
+    assert text.startswith(f"[ASYNC040] the run's files cannot be written: {run} was deleted or moved"), text
+    assert result.unsaved.startswith(f"{run} was deleted or moved"), result.unsaved
+    if other is not None:
+        other.close()
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Files below a path with their bytes."""
+    files = [path, *sorted(path.rglob("*"))]
+    return {str(file.relative_to(path)): file.read_bytes() for file in files if file.is_file()}
+
+
+NO_TEMPORARY_DIRECTORY = """
+import errno, tempfile
+
+def none():
+    raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+tempfile._get_default_tempdir = none
+"""
+WITHOUT_TEMPORARY_DIRECTORY = """
+import json, os, signal, sys, time
+import asyncio, asyncrl
+from asyncrl import DQN, Trainer
+
+run = sys.argv[1]
+trainer = Trainer(
+    "CartPole-v1", DQN(hidden_sizes=(16,), learning_starts=50, replay_capacity=2000, batch_size=16),
+    num_actors=1, envs_per_actor=2, http="off", report_interval_seconds=0.05, run_dir=run,
+)
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert not trainer.done and time.monotonic() < deadline
+        time.sleep(0.005)
+
+with trainer:
+    trainer.start()
+    until(lambda: trainer.snapshot() is not None and trainer.snapshot().updates > 0)
+    os.kill(trainer.snapshot().actors[0].pid, signal.SIGKILL)
+    until(lambda: trainer.snapshot().actors[0].restarts == 1)
+    steps = trainer.snapshot().env_steps
+    until(lambda: trainer.snapshot().env_steps > steps + 100)
+    trainer.stop()
+    result = asyncio.run(trainer.wait())
+action, _ = asyncrl.load(run).predict([0.0, 0.0, 0.0, 0.0], deterministic=True)
+print(json.dumps([result.stop_reason, result.unsaved, result.summary["actor_restarts"], int(action) in (0, 1)]))
+"""
+
+
+def test_a_run_needs_no_temporary_directory_also_to_start_an_actor_again(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NO_TEMPORARY_DIRECTORY)
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{PACKAGE}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TEMPORARY_DIRECTORY, str(tmp_path / "run")],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=2 * SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["stopped", "", 1, True]
 
 
 FULL_DISK = """
@@ -295,7 +367,7 @@ def most_bytes(number):
     resource.setrlimit(resource.RLIMIT_FSIZE, (number, hard))
 
 def until(condition, what):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while not condition():
         assert not trainer.done, f"the run ended before: {what}"
         assert time.monotonic() < deadline, what
@@ -381,7 +453,7 @@ def test_the_policy_of_a_run_whose_disk_stays_full_is_kept_elsewhere(
         "1",
     ]
     small = ["--actors", "1", "--envs-per-actor", "2", "--http", "off", "--run-dir", str(tmp_path / "run")]
-    assert main(["train", "CartPole-v1", *options, *small]) == 0
+    assert main(["train", "CartPole-v1", *options, *small]) == 4
     printed = capfd.readouterr().out.splitlines()
     (line,) = (line for line in printed if line.startswith("policy "))
     commands = [line.removeprefix("next").strip() for line in printed if "asyncrl " in line]
@@ -471,6 +543,92 @@ def test_a_hangup_without_standard_streams_leaves_a_checkpoint_and_a_summary(tmp
     assert read_policy(tmp_path / "checkpoints" / "latest").meta.updates == summary["updates"]
 
 
+def full_pipe() -> tuple[int, int]:
+    """Both ends of a pipe that nobody reads and that takes no more bytes."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(1 << 16))
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"0")
+    os.set_blocking(writer, True)
+    return reader, writer
+
+
+@pytest.mark.parametrize(
+    ("number", "streams"), [(signal.SIGTERM, "stderr"), (signal.SIGINT, "stderr and stdout")]
+)
+def test_a_signal_is_heard_although_nobody_reads_the_output(
+    tmp_path: Path, number: signal.Signals, streams: str
+) -> None:
+    reader, writer = full_pipe()
+    null = os.open(os.devnull, os.O_WRONLY)
+    stdout = writer if "stdout" in streams else null
+    options = ["--actors", "1", "--dqn.learning-starts", "50", "--report-interval-seconds", "0.1"]
+    command = ["train", "CartPole-v1", "--algo", "dqn", "--steps", "100m", "--http", "off", *options]
+    program = child("-m", "asyncrl", *command, "--run-dir", str(tmp_path), stdout=stdout, stderr=writer)
+    try:
+        lines = tmp_path / "metrics.jsonl"
+        wait_until(lambda: lines.exists() and '"train/loss"' in lines.read_text(), program)
+        program.send_signal(number)
+        assert program.wait(SECONDS) == 130
+    finally:
+        program.kill()
+        program.wait()
+        for descriptor in (reader, writer, null):
+            os.close(descriptor)
+    assert summary_of(tmp_path)["state"] == "interrupted"
+
+
+def test_a_run_ends_although_nobody_reads_what_it_prints_and_warns(tmp_path: Path) -> None:
+    """Its closing lines and a warning of its loop (ASYNC020 and the like) go to pipes that are full."""
+    reader, writer = full_pipe()
+    script = """
+        import sys, warnings
+        from asyncrl.cli import entry, training
+        from asyncrl.errors import SamplesTooStale
+
+        def warn(snapshot):
+            warnings.warn(SamplesTooStale("[ASYNC020] as the run's loop does"), stacklevel=2)
+            return True
+
+        training.is_worth_showing = warn
+        sys.argv = ["asyncrl", *sys.argv[1:]]
+        sys.exit(entry.main())
+    """
+    command = ["train", "CartPole-v1", "--algo", "dqn", "--steps", "300", "--http", "off", "--actors", "1"]
+    program = child(
+        "-c", textwrap.dedent(script), *command, "--run-dir", str(tmp_path), stdout=writer, stderr=writer
+    )
+    try:
+        assert program.wait(SECONDS) == 0
+    finally:
+        program.kill()
+        program.wait()
+        os.close(reader)
+        os.close(writer)
+    assert summary_of(tmp_path)["state"] == "finished"
+
+
+def test_a_second_signal_kills_before_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped, interrupts = Stopped(), Interrupts()
+    interrupts.run = stopped
+    monkeypatch.setattr(os, "_exit", lambda code: stopped.reasons.append(f"exit {code}"))
+    monkeypatch.setattr(interrupts, "_print", lambda text: stopped.reasons.append(text))
+    interrupts._handle(signal.SIGTERM, None)
+    wait_for(lambda: len(stopped.reasons) == 2)
+    interrupts._handle(signal.SIGTERM, None)
+    assert stopped.reasons == [
+        "interrupted",
+        "SIGTERM: stopping, once more to kill\n",
+        "killed",
+        "killed\n",
+        "exit 130",
+    ]
+
+
 class Stopped:
     def __init__(self) -> None:
         self.reasons: list[str] = []
@@ -483,7 +641,7 @@ class Stopped:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + SECONDS
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.001)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import hashlib
 import io
@@ -15,6 +16,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +30,7 @@ from fakes import CountingEnv, RandomPolicy, SimpleEnv
 from safetensors.numpy import load as parse_tensors
 from safetensors.numpy import save as pack_tensors
 from snapshots import make_snapshot
+from waiting import PATIENCE_SECONDS
 
 from asyncrl import DQN, errors
 from asyncrl.actors.episodes import EpisodePlayer
@@ -46,6 +49,7 @@ from asyncrl.printable import printable
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.show.metrics import EvaluationResult, flat
 from asyncrl.show.writers import CsvWriter, JsonlWriter, RunWriters
+from asyncrl.storage import disk_space
 from asyncrl.storage.checkpoint import CheckpointMeta, load, read_policy, save
 from asyncrl.storage.checkpoint_folder import CheckpointFolder
 from asyncrl.storage.disk_space import state_bytes, warn_of_little_space
@@ -359,6 +363,38 @@ def test_the_holder_is_named_although_it_has_only_just_taken_the_lock(tmp_path: 
         telling.join()
 
 
+def test_a_lock_is_not_opened_through_a_link(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("not a lock")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / ".lock").symlink_to(precious)
+    with pytest.raises(errors.ConfigurationError, match=r"(?s)symbolic links.*\.lock"):
+        RunDirectory(run)
+    assert precious.read_text() == "not a lock"
+
+
+def test_a_forked_child_of_the_caller_does_not_keep_the_lock(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    reader, writer = os.pipe()
+    here, there = os.pipe()
+    child = os.fork()
+    if child == 0:  # it lives until the pipe is closed
+        os.close(writer)
+        os.write(there, b"runs")
+        os.read(reader, 1)
+        os._exit(0)
+    try:
+        assert os.read(here, 4) == b"runs"
+        directory.close()
+        RunDirectory(tmp_path / "run").close()
+    finally:
+        os.close(writer)
+        os.waitpid(child, 0)
+        for descriptor in (reader, here, there):
+            os.close(descriptor)
+
+
 def test_of_runs_that_start_together_one_holds_the_directory(tmp_path: Path) -> None:
     code = (
         "import sys; from asyncrl.storage.run_directory import RunDirectory; sys.stdin.read(1)\n"
@@ -374,7 +410,7 @@ def test_of_runs_that_start_together_one_holds_the_directory(tmp_path: Path) -> 
         run.stdin.flush()
     said = [run.stdout.readline() for run in runs]
     for run in runs:
-        run.communicate(timeout=60)
+        run.communicate(timeout=PATIENCE_SECONDS)
     (holder,) = [run for run, line in zip(runs, said, strict=True) if line == "holds\n"]
     refusals = [line for line in said if line != "holds\n"]
     assert all(f"in use by a run that goes on: pid {holder.pid} on" in line for line in refusals), said
@@ -547,6 +583,33 @@ def test_a_state_is_written_once_unless_its_file_is_gone(tmp_path: Path) -> None
     directory.close()
 
 
+def test_a_limit_of_file_sizes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    assert disk_space.reason_of(error) == "[Errno 27] File too large"
+    monkeypatch.setattr(disk_space, "file_size_limit", lambda: 4096)
+    assert disk_space.reason_of(error).endswith("; `ulimit -f` allows files of 4,096 bytes")
+    assert "ulimit" not in disk_space.reason_of(OSError(errno.ENOSPC, "full"))
+
+
+def test_a_plan_beyond_the_limit_of_file_sizes_is_an_error_that_names_it(tmp_path: Path) -> None:
+    """A run whose actor dies then ends with this error, and not with one of the supervision."""
+    script = """
+        import resource
+        from asyncrl.actors import forkserver
+        from asyncrl.errors import ResourceError
+        from asyncrl.shm.unnamed_file import unnamed_file
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+        file = unnamed_file("payload")
+        try:
+            forkserver._write(file, bytes(1000), "actor")
+        except ResourceError as error:
+            print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
+    assert "`ulimit -f` allows 100 bytes" in done.stdout, done.stderr
+
+
 def test_a_checkpoint_that_fails_at_any_call_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -600,7 +663,7 @@ def test_a_save_that_is_cancelled_ends_before_the_next_begins(
     def slow(self: CheckpointFolder, state: Any, meta: CheckpointMeta, **options: Any) -> Path:
         log.append(f"begin {meta.env_steps}")
         entered.set()
-        assert released.wait(60)
+        assert released.wait(PATIENCE_SECONDS)
         path = write(self, state, meta, **options)
         log.append(f"end {meta.env_steps}")
         return path
@@ -665,9 +728,9 @@ def test_texts_of_errors_are_short_and_drive_no_terminal() -> None:
 @pytest.mark.parametrize(
     ("which", "value"),
     [
-        *((1, value) for value in ("1.5", np.str_("1.5"), b"1.5", 1j, np.timedelta64(5, "s"))),
-        *((2, value) for value in ("False", np.str_("False"), 1j)),
-        (3, b"no"),
+        *((1, value) for value in (None, "1.5", np.str_("1.5"), b"1.5", 1j, np.timedelta64(5, "s"))),
+        *((2, value) for value in (None, float("nan"), "False", np.str_("False"), 1j)),
+        *((3, value) for value in (None, np.float32("nan"), b"no")),
     ],
 )
 def test_what_is_no_real_number_is_no_reward_and_no_end(which: int, value: Any) -> None:
@@ -689,8 +752,19 @@ def test_what_is_no_real_number_is_no_reward_and_no_end(which: int, value: Any) 
         EpisodePlayer(EnvSource.from_user(Wrong), RandomPolicy()).play(1, 0)
 
 
+@pytest.mark.parametrize("read", [load, read_policy, load_policy])
+def test_a_path_with_a_nul_is_refused_as_every_other_that_cannot_be_read(read: Any) -> None:
+    with pytest.raises(errors.CheckpointError, match=r"(?s)ASYNC019.*the path has a NUL.*file: a\\x00b"):
+        read(Path("a\0b"))
+
+
+def test_a_run_directory_with_a_nul_is_refused() -> None:
+    with pytest.raises(errors.ConfigurationError, match="run_dir must be a path without a NUL"):
+        RunDirectory("a\0b")
+
+
 def test_a_batch_that_cannot_be_saved_does_not_hide_the_divergence(tmp_path: Path) -> None:
-    divergence = Divergence(tmp_path / "gone", lambda: {"obs": np.zeros(2)})
+    divergence = Divergence(lambda: tmp_path / "gone", lambda: {"obs": np.zeros(2)})
     with pytest.raises(errors.TrainingDiverged) as raised:
         divergence.check(float("nan"), 3)
     assert raised.value.facts["last finite loss"] == "none was reported"

@@ -15,6 +15,7 @@ from typing import IO, Any
 import gymnasium
 import numpy as np
 import pytest
+from waiting import PATIENCE_SECONDS
 
 from asyncrl import DQN, errors
 from asyncrl.cli.call_limit import CallLimit
@@ -143,7 +144,7 @@ def test_an_environment_whose_render_hangs_ends_enjoy_and_leaves_no_half_video(t
         [*command, "--step-timeout-seconds", "2"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
         env={**os.environ, "PYTHONPATH": path},
     )
     assert done.returncode == 3, done.stderr
@@ -168,6 +169,8 @@ def test_a_full_standard_output_is_said_in_one_line() -> None:
     command = [sys.executable, "-m", "asyncrl", "presets"]
     full: IO[str]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_SECONDS
+        )
     assert done.returncode == 4
     assert done.stderr == "the output cannot be written: No space left on device\n"

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from waiting import PATIENCE_SECONDS
 
 from asyncrl import DQN, PPO, Trainer, errors
 from asyncrl.shm.ring import RingWriter
@@ -111,7 +112,7 @@ def test_a_run_goes_on_without_the_rows_of_a_ring_that_was_overwritten(
     trainer = Trainer(factory(what, tmp_path / "once"), ALGORITHMS[algorithm](), **SMALL)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        result = trainer.learn(total_steps=3_000, max_seconds=60)
+        result = trainer.learn(total_steps=3_000, max_seconds=PATIENCE_SECONDS)
     # The actor writes its own state word whenever it begins or ends to wait, perhaps before anybody has read it.
     healed = what is state and not caught
     assert healed or [str(w.message)[:10] for w in caught] == ["[ASYNC043]"]
@@ -124,7 +125,7 @@ def test_a_run_goes_on_without_the_rows_of_a_ring_that_was_overwritten(
 def test_a_run_whose_only_ring_is_overwritten_goes_on(tmp_path: Path) -> None:
     trainer = Trainer(factory(everything, tmp_path / "once"), dqn(), **{**SMALL, "num_actors": 1})
     with pytest.warns(errors.RingQuarantined, match="ASYNC043"):
-        result = trainer.learn(total_steps=3_000, max_seconds=60)
+        result = trainer.learn(total_steps=3_000, max_seconds=PATIENCE_SECONDS)
     assert (result.stop_reason, result.summary["actor_restarts"]) == ("total_steps", 1)
 
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from waiting import PATIENCE_SECONDS as SECONDS
 
 from asyncrl.groups.peers import Peers
 from asyncrl.networks.flat_vector import FlatVector
-
-SECONDS = 60.0
 
 
 def on_ranks(count: int, function: Callable[[int], Any]) -> list[Any]:

@@ -12,7 +12,7 @@ import torch
 from group_rig import Meeting, on_ranks, vector_of
 
 from asyncrl.groups.device_sums import DeviceSums, Sums, device_sums, gpu_name, nccl_group
-from asyncrl.groups.gradient_fusion import GradientFusion
+from asyncrl.groups.gradient_fusion import GradientFusion, gradient_rounds
 from asyncrl.groups.messages import ENCODINGS
 from asyncrl.groups.peers import PeerLost, dist, first_line
 from asyncrl.groups.rounds import Rounds
@@ -50,7 +50,7 @@ def test_rounds_on_a_device_are_those_of_the_host() -> None:
                 assert round_.weights == tuple((1.0 + k) * (step % 5 != k) for k in range(RANKS))
                 assert round_.tails.flatten().tolist() == [0.0, 10.0, 20.0]
                 found.append(round_.mean(torch.empty(SIZE)).clone())
-            assert peers.sent_bytes - sent == 200 * (2 * 4 * (SIZE + RANKS * 4) * (RANKS - 1) // RANKS)
+            assert peers.sent_bytes - sent == 200 * (2 * 4 * (SIZE + RANKS * 5) * (RANKS - 1) // RANKS)
             both.append(found)
         return both
 
@@ -202,7 +202,7 @@ def test_gradients_are_summed_by_nccl() -> None:
             vector = vector_of(torch.zeros(SIZE, device=device))
 
         core: Any = Core()
-        GradientFusion(Rounds(peers, ENCODINGS["float32"](SIZE), tail=1, sums=sums), core)
+        GradientFusion(gradient_rounds(core, peers, ENCODINGS["float32"](SIZE), sums=sums), core)
         for step in range(100):
             core.vector.gradient.copy_(given[step, index])
             core.vector.begin_step()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from group_rig import on_ranks
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 
 from asyncrl.errors import ConfigurationError, GroupLost, StoppedWhileStarting
 from asyncrl.groups.heartbeat import Heartbeat
@@ -150,10 +150,10 @@ def test_stops_failures_and_statuses_reach_the_others() -> None:
     first, second = (heartbeat(store, rank, events, told) for rank in range(2))
     first.start(), second.start()
     first.tell_stop("max_seconds")
-    assert told.wait(60)
+    assert told.wait(PATIENCE_SECONDS)
     told.clear()
     second.tell_failure("Rank 1 on x has failed.\nout of memory")
-    assert told.wait(60)
+    assert told.wait(PATIENCE_SECONDS)
     while 1 not in first.statuses:
         assert told.wait(0.1) or True
     first.close(), second.close()
@@ -201,7 +201,7 @@ def test_a_rank_that_says_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     first, second = (heartbeat(store, rank, events, told) for rank in range(2))
     first.start()
     second._beat(ended=False)  # once, and then no more, as a suspended process does
-    assert told.wait(60)
+    assert told.wait(PATIENCE_SECONDS)
     first.close()
     assert events == [(0, "silence", 1)]
 
@@ -272,12 +272,12 @@ def test_a_store_that_does_not_answer_is_noticed_and_holds_up_nobody(monkeypatch
     store, events, told = SilentStore(), [], threading.Event()
     waiting = heartbeat(store, 1, events, told)
     waiting.start()
-    assert store.asked.wait(60)
+    assert store.asked.wait(PATIENCE_SECONDS)
     waiting.beat()
-    assert told.wait(60) and events == [(1, "silence", -1)]
+    assert told.wait(PATIENCE_SECONDS) and events == [(1, "silence", -1)]
     waiting.close()
     store.released.set()
-    waiting._thread.join(60)
+    waiting._thread.join(PATIENCE_SECONDS)
     assert not waiting._thread.is_alive() and not waiting._watcher.is_alive()
 
 

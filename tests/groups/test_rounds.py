@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from group_rig import Meeting, on_ranks, vector_of
 
-from asyncrl.groups.gradient_fusion import GradientFusion
+from asyncrl.groups.gradient_fusion import GradientFusion, gradient_rounds
 from asyncrl.groups.messages import ENCODINGS
 from asyncrl.groups.rounds import Rounds
+from asyncrl.networks.flat_vector import Drawn
 
 SIZE, RANKS = 37, 3
 ROUNDS, ABSENT = 200, slice(50, 100)
@@ -76,7 +78,7 @@ def test_groups_that_end_early_have_the_state_of_those_that_went_on() -> None:
 
     def rank(index: int) -> Counter:
         core = Counter()
-        fusion = GradientFusion(Rounds(meeting.peers(index), ENCODINGS["float32"](SIZE), tail=1), core)
+        fusion = GradientFusion(gradient_rounds(core, meeting.peers(index), ENCODINGS["float32"](SIZE)), core)
         for step in range(updates[index]):
             core.step(given[step, index])
         fusion.finish()
@@ -98,9 +100,35 @@ def test_a_pass_ends_for_all_groups_where_it_ends_for_one() -> None:
 
     def rank(index: int) -> list[bool]:
         core = Counter()
-        fusion = GradientFusion(Rounds(meeting.peers(index), ENCODINGS["float32"](SIZE), tail=1), core)
+        fusion = GradientFusion(gradient_rounds(core, meeting.peers(index), ENCODINGS["float32"](SIZE)), core)
         ends = [core.vector.begin_step(1.0, index == 1 and step == 3) for step in range(6)]
         fusion.finish()
         return ends
 
     assert on_ranks(2, rank) == [[step == 3 for step in range(6)]] * 2
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "int8", "topk"])
+def test_error_feedback_keeps_its_meaning_where_importance_weights_change(name: str) -> None:
+    """Batches' largest importance weights change a hundredfold; their sum of fused gradients stays that of float32."""
+    meeting, size, updates = Meeting(2), 640, 150
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.randn(2, size, generator=generator)
+    noise = torch.randn(updates, 2, size, generator=generator)
+    largest = 100.0 ** torch.rand(updates, 2, generator=generator)
+
+    def run(encoding: str, index: int) -> torch.Tensor:
+        vector, total = vector_of(torch.zeros(size)), torch.zeros(size)
+        core: Any = SimpleNamespace(vector=vector)
+        peers = meeting.peers(index, encoding)
+        GradientFusion(gradient_rounds(core, peers, ENCODINGS[encoding](size)), core)
+        for step in range(updates):
+            vector.gradient.copy_(mean[index] + 0.3 * noise[step, index])
+            vector.drawn = Drawn(priority=1.0, largest_weight=float(largest[step, index]))
+            vector.begin_step()
+            total += vector.gradient
+        return total
+
+    for exact, lossy in on_ranks(2, lambda index: (run("float32", index), run(name, index))):
+        error = float((lossy - exact).norm() / exact.norm())
+        assert error < {"bfloat16": 4e-4, "int8": 1.5e-3, "topk": 0.4}[name], error

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from group_rig import on_ranks, vector_of
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 
 from asyncrl.errors import GroupLost
 from asyncrl.groups.fusing import FusionOptions, Listeners
@@ -124,7 +124,7 @@ def test_a_rank_that_leaves_waits_no_longer_for_the_others(mode: str) -> None:
     waiting, _ = in_background(lambda: attached(second))
     if mode == "average":
         wait_until(lambda: bool(second._connection.opened), "the connection")
-        connecting.join(60)
+        connecting.join(PATIENCE_SECONDS)
     second.leave()
     waiting.join(20)
     assert not waiting.is_alive() and len(kept) == (mode == "average")

@@ -17,7 +17,7 @@ from asyncrl.groups.async_server import AsyncServer
 from asyncrl.groups.averaging import AverageFuser
 from asyncrl.groups.background import BackgroundFusion
 from asyncrl.groups.fused_weights import FusedWeights
-from asyncrl.groups.gradient_fusion import GradientFusion
+from asyncrl.groups.gradient_fusion import GradientFusion, gradient_rounds
 from asyncrl.groups.messages import ENCODINGS
 from asyncrl.groups.rounds import Rounds
 from asyncrl.groups.shared_statistics import SharedStatistics
@@ -54,9 +54,9 @@ def fusion_of(mode: str, meeting: Meeting, rank: int, core: Core) -> Any:
             shared,
         )
         return BackgroundFusion(server, core.vector, 2)
-    rounds = Rounds(meeting.peers(rank), encoding, tail=1, shared=shared)
     if mode == "gradients":
-        return GradientFusion(rounds, core)
+        return GradientFusion(gradient_rounds(core, meeting.peers(rank), encoding, shared), core)
+    rounds = Rounds(meeting.peers(rank), encoding, shared=shared)
     return BackgroundFusion(AverageFuser(rounds, core.vector.parameters), core.vector, 2)
 
 

@@ -13,12 +13,12 @@ import torch
 from group_rig import Meeting, on_ranks
 
 from asyncrl.algorithms import ALGORITHMS
-from asyncrl.groups.gradient_fusion import GradientFusion
+from asyncrl.groups.gradient_fusion import GradientFusion, gradient_rounds
 from asyncrl.groups.messages import ENCODINGS
-from asyncrl.groups.rounds import Rounds
 from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec
 
 UPDATES, ITEMS = 1000, 16
+ITERATIONS = 20
 SPECS = {
     "dqn": EnvSpec("any", (4,), "float32", DiscreteAction(3)),
     "sac": EnvSpec("any", (4,), "float32", BoxAction((-1.0,), (1.0,), (1,))),
@@ -65,12 +65,14 @@ def share_noise(core: Any, first: int, count: int) -> None:
     core.draw = draw
 
 
-def fused(core: Any, meeting: Meeting, rank: int, learn: Callable[[], None]) -> torch.Tensor:
-    rounds = Rounds(meeting.peers(rank), ENCODINGS["float32"](core.vector.parameters.numel()), tail=1)
-    fusion = GradientFusion(rounds, core)
+def fused(
+    core: Any, meeting: Meeting, rank: int, learn: Callable[[], None], rounds: int = UPDATES
+) -> torch.Tensor:
+    encoding = ENCODINGS["float32"](core.vector.parameters.numel())
+    fusion = GradientFusion(gradient_rounds(core, meeting.peers(rank), encoding), core)
     learn()
     fusion.finish()
-    assert fusion.statistics().fusions == UPDATES + 1
+    assert fusion.statistics().fusions == rounds + 1
     parameters: torch.Tensor = core.vector.parameters
     return parameters
 
@@ -114,26 +116,54 @@ def segment_rig() -> Iterator[Any]:
     sys.path.remove(folder)
 
 
-def test_ppos_updates_are_those_of_one_learner_with_both_segments(segment_rig: Any) -> None:
+@pytest.mark.parametrize(("name", "normalize"), [("ppo", False), ("ppo", True), ("impala", True)])
+def test_on_policy_updates_are_those_of_one_learner_with_both_segments(
+    segment_rig: Any, name: str, normalize: bool
+) -> None:
     spec = segment_rig.SPECS["discrete"]
-    options = {"epochs": 10, "minibatch_size": 4096, "normalize_advantages": False, "learning_rate": 1e-4}
-    algorithm = segment_rig.record("ppo", **options, adam_eps=1e-4)
+    options = {"epochs": 10, "normalize_advantages": normalize, "learning_rate": 1e-4, "adam_eps": 1e-4}
+    whole = {"minibatch_size": 4096} if name == "ppo" else {"minibatches": 1}
+    algorithm = segment_rig.record(name, **options, **whole)
     one, meeting = algorithm.make_updater(spec, "cpu", 0), Meeting(2)
     given = [segment_rig.batch_of(algorithm, spec, one, seed=seed) for seed in range(5)]
     start = one.vector.parameters.clone()
-    for iteration in range(UPDATES // 10):
+    for iteration in range(ITERATIONS):
         assert segment_rig.iterate(one, given[iteration % 5]) == 10
 
     def rank(index: int) -> torch.Tensor:
         core = algorithm.make_updater(spec, "cpu", 0)
 
         def learn() -> None:
-            for iteration in range(UPDATES // 10):
+            for iteration in range(ITERATIONS):
                 segment_rig.iterate(core, [given[iteration % 5][index]])
 
-        return fused(core, meeting, index, learn)
+        standardising = {"ppo": ITERATIONS, "impala": 10 * ITERATIONS}[name] if normalize else 0
+        return fused(core, meeting, index, learn, 10 * ITERATIONS + standardising)
 
     first, second = on_ranks(2, rank)
     assert torch.equal(first, second)
     assert (one.vector.parameters - start).abs().max() > 1e-2, "it has learned"
     assert (first - one.vector.parameters).abs().max() < 1e-6
+
+
+def test_groups_whose_passes_differ_in_length_keep_the_same_weights(segment_rig: Any) -> None:
+    spec = segment_rig.SPECS["discrete"]
+    algorithm = segment_rig.record("ppo", epochs=3, minibatch_size=30)
+    first = algorithm.make_updater(spec, "cpu", 0)
+    given = [segment_rig.batch_of(algorithm, spec, first, seed=seed, count=3) for seed in range(8)]
+
+    def rank(index: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        core = algorithm.make_updater(spec, "cpu", 0)
+        encoding = ENCODINGS["float32"](core.vector.parameters.numel())
+        fusion = GradientFusion(gradient_rounds(core, meeting.peers(index), encoding), core)
+        seen = []
+        for segments in given[: 8 - 3 * index]:  # of one segment, and of three, which have more steps
+            segment_rig.iterate(core, segments[: 1 + 2 * index])
+            seen.append(core.vector.parameters.clone())
+        fusion.finish()
+        return core.vector.parameters, seen
+
+    meeting = Meeting(2)
+    (one, _), (other, seen) = on_ranks(2, rank)
+    assert torch.equal(one, other)
+    assert torch.isfinite(one).all() and not torch.equal(one, seen[0])

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from group_rig import Meeting, on_ranks, vector_of
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.groups import async_server
 from asyncrl.groups.async_client import AsyncClient
@@ -35,7 +36,7 @@ def scripted(updates: int, seed: int) -> torch.Tensor:
 
 def wait_for(fusion: BackgroundFusion) -> None:
     """Wait for the end of the running fusion."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not fusion._fuser.done() and time.monotonic() < deadline:
         time.sleep(1e-5)
 
@@ -354,7 +355,7 @@ def test_a_store_or_learner_that_does_not_answer_holds_up_the_end_of_nobody(
 
     weights = Dyadic(torch.zeros(SIZE), 8)
     server = AsyncServer(weights, ENCODINGS["float32"](SIZE), [1], connect, NOTHING)
-    assert tried.wait(60)
+    assert tried.wait(PATIENCE_SECONDS)
     server.begin(torch.ones(SIZE), finished=True)
     assert server.end()[1]
     assert server.lost == {1: str(error) or type(error).__name__}

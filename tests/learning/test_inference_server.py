@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.acting.policies import QLayout, QPolicy
 from asyncrl.interfaces import DiscreteAction, EnvSpec
@@ -94,7 +95,7 @@ def test_thread_sleeps_until_it_is_rung_wakes_who_sleeps_and_ends(world: World) 
     actor.ask(0, 0)
     assert actor.must_sleep(0), "before there are weights"
     world.publish(1)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not (actor.answered(0) and world.woken):
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -126,7 +127,7 @@ def test_what_a_pass_raises_is_told_on_the_loop() -> None:
         world.publish(1)
         world.server.start(failed)
         world.actors[0].ask(0, 0)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await done.wait()
 
     asyncio.run(story())

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from waiting import PATIENCE_SECONDS as SECONDS
 
 from asyncrl.algorithms import DDPG, SAC
 from asyncrl.algorithms.value_bounds import FIRST_VERDICT
@@ -23,8 +24,6 @@ from asyncrl.learning.pace import Pace
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.shm.doorbell import Doorbell
-
-SECONDS = 60.0
 
 
 class Countdown:
@@ -170,7 +169,7 @@ class Reported(Countdown):
 
     def __init__(self, ticks: int, core: Any) -> None:
         super().__init__(ticks)
-        self.core, self.divergence = core, Divergence(None, dict)
+        self.core, self.divergence = core, Divergence(lambda: None, dict)
         self.pace, self.staleness, self.policy_lag = Pace(None, 0, None), StalenessMeter(), Histogram()
         self.stored_steps = self.discarded_steps = 0
 

@@ -93,6 +93,38 @@ def updates_at_publications(
     return published
 
 
+class Vector:
+    """Vector of a core whose updates run on a GPU, `seconds` each, after they were launched."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.clock, self.seconds, self.in_flight = clock, seconds, 0
+
+    def wait(self) -> None:
+        self.clock.now += self.in_flight * self.seconds
+        self.in_flight = 0
+
+
+def test_updates_in_flight_are_no_cost_of_a_publication(
+    core: FakeCore, clock: Clock, mailbox: WeightMailbox
+) -> None:
+    """Without priorities nothing waits for the device before the copy of the weights, which waits for all updates."""
+    core.vector = vector = Vector(clock, 1e-3)  # type: ignore[attr-defined]
+    core.seconds = copy = 1e-4
+    write = core.write_weights
+
+    def write_behind_the_updates(out: np.ndarray) -> None:
+        vector.wait()
+        write(out)
+
+    core.write_weights = write_behind_the_updates  # type: ignore[method-assign]
+    publisher = publisher_of(core, mailbox, "auto")
+    for _ in range(2 * (COLD + WINDOW)):
+        vector.in_flight += 1
+        publisher.updated(1e-5)
+    assert publisher.publish_seconds == pytest.approx(copy)
+    assert publisher.interval == np.ceil(copy / (COST_SHARE * (1e-3 + 1e-5)))
+
+
 @pytest.mark.parametrize("interval", [1, 2, 7])
 def test_a_fixed_interval_counts_updates(core: FakeCore, mailbox: WeightMailbox, interval: int) -> None:
     publisher = publisher_of(core, mailbox, interval)

@@ -36,6 +36,15 @@ def paid(w: World) -> int:
     return int(s.samples_per_insert * max(0, w.learning.inserted_steps - s.learning_starts) // s.batch)
 
 
+def test_progress_counts_the_steps_of_other_groups(one_update_per_beat: None) -> None:
+    with relaxed(total_steps=120, other_steps=lambda: 48) as w:
+        while not w.core.progress:
+            w.run_all()
+            w.tick()
+        assert w.core.progress == [(w.learning.inserted_steps + 48) / 120]
+        assert w.core.progress[0] > 48 / 120
+
+
 @pytest.mark.parametrize("interval", [1, 2, 5])
 def test_weights_are_published_after_every_so_many_updates(interval: int, one_update_per_beat: None) -> None:
     with relaxed(publish_interval=interval, total_steps=120) as w:

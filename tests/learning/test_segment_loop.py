@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from asyncrl.envs.checks import spec_of
 from asyncrl.errors import GPUOutOfMemory
 from asyncrl.interfaces import RESET, Segment
 from asyncrl.learning.segment_loop import SegmentLoop
+from asyncrl.learning.update_loop import no_steps
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.segments import SegmentQueue
@@ -108,6 +109,7 @@ class World:
         core: FakeCore | None = None,
         past: PastSegments | None = None,
         snapshots: WeightSnapshots | None = None,
+        other_steps: Callable[[], int] = no_steps,
     ) -> None:
         self.snapshots = snapshots or WeightSnapshots(None)
         spec = spec_of("fake", fakes.CountingEnv())
@@ -147,6 +149,7 @@ class World:
             snapshots=self.snapshots,
             total_steps=total_steps,
             max_env_steps=total_steps,
+            other_steps=other_steps,
             past=past,
         )
         self.meter = self.learning.staleness
@@ -311,6 +314,18 @@ def test_steps_end_with_whole_batches_and_everything_is_trained_on(
     assert world.core.left == 0 and world.run(0) == world.run(1) == 0
     before = np.cumsum([0] + [sum(s.steps for s in batch) for batch in world.core.batches[:-1]])
     assert world.core.progress == (before / 100).tolist()
+
+
+def test_progress_counts_the_steps_of_other_groups(worlds: list[World]) -> None:
+    elsewhere = iter((0, 30, 60, 1000))
+    world = make(worlds, "synchronous", total_steps=100, other_steps=lambda: next(elsewhere))
+    own = [0]
+    for _ in range(4):
+        world.run(0), world.run(1)
+        world.iteration()
+        own.append(own[-1] + sum(s.steps for s in world.core.batches[-1]))
+    expected = [(steps + others) / 100 for steps, others in zip(own, (0, 30, 60, 1000), strict=False)]
+    assert world.core.progress == [min(1.0, fraction) for fraction in expected]
 
 
 def test_samples_and_steps_are_counted_on_both_sides(worlds: list[World]) -> None:

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from labelled_device import LabelledDevice
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from asyncrl import C51, DQN, QRDQN, Rainbow
 from asyncrl.algorithms import q_learning_update
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec, Leaf
+from asyncrl.networks.graph import GraphedFunction
 from asyncrl.networks.hidden_layer import HiddenLayer
 
 IMAGES = EnvSpec("images", (21, 21), "uint8", DiscreteAction(3))
@@ -119,3 +121,24 @@ def test_a_graph_gives_the_numbers_of_single_operations(record: Any, options: An
     assert np.array_equal(graphed, weights)
     assert all(map(np.array_equal, graphed_priorities, priorities))
     assert graphed_metrics == metrics
+
+
+def test_warm_up_and_capture_are_on_one_stream(labelled_device: LabelledDevice) -> None:
+    """Else the gradients of a module are accumulated on the stream of its first call, which is not captured."""
+    streams: list[Any] = []
+    function = GraphedFunction(lambda: streams.append(torch.cuda.current_stream()), torch.device("cuda"))
+    for _ in range(6):
+        function()
+    assert len(streams) == 4 and len({id(stream) for stream in streams}) == 1
+    assert streams[0] is not torch.cuda.current_stream()
+
+
+def test_a_graph_computes_after_what_came_before_it_on_the_callers_stream(
+    labelled_device: LabelledDevice,
+) -> None:
+    x, total = torch.zeros(3, device="cuda"), torch.zeros(3, device="cuda")
+    function = GraphedFunction(lambda: total.add_(x), torch.device("cuda"))
+    for number in range(6):
+        x.fill_(float(number))
+        function()
+    assert total.tolist() == [15.0] * 3

@@ -1,3 +1,4 @@
+import threading
 from typing import Any
 
 import pytest
@@ -72,6 +73,83 @@ def test_gpus_use_tf32() -> None:
     with MatmulPrecision("medium", "cuda"):
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     assert torch.backends.cuda.matmul.fp32_precision == before
+
+
+def everything() -> list[Any]:
+    """All settings of precision, by both of torch's interfaces, read on another thread; errors among them."""
+    backends, found = torch.backends, []
+    getters: list[Any] = [
+        torch.get_float32_matmul_precision,
+        lambda: backends.cuda.matmul.allow_tf32,
+        lambda: backends.cudnn.allow_tf32,
+        lambda: backends.cuda.matmul.fp32_precision,
+        lambda: backends.mkldnn.matmul.fp32_precision,
+        lambda: backends.cudnn.conv.fp32_precision,
+        lambda: backends.cudnn.rnn.fp32_precision,
+    ]
+
+    def read() -> None:
+        for getter in getters:
+            try:
+                found.append(getter())
+            except RuntimeError as error:
+                found.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    return found
+
+
+CONTEXTS = [("highest", "cuda"), ("medium", "cuda"), ("medium", "cpu")]
+
+
+@pytest.mark.parametrize("chosen", ["highest", "high", "medium"])
+@pytest.mark.parametrize("second", [None, *CONTEXTS])
+@pytest.mark.parametrize("first", CONTEXTS)
+def test_both_interfaces_can_be_read_inside_and_give_the_process_its_values_back(
+    first: Any, second: Any, chosen: str, amx: None
+) -> None:
+    contexts = [MatmulPrecision(*names) for names in (first, second) if names is not None]
+    untouched = everything()
+    torch.set_float32_matmul_precision(chosen)
+    try:
+        before = everything()
+        for context in contexts:
+            context.__enter__()
+            assert not [value for value in everything() if isinstance(value, RuntimeError)]
+        for context in contexts:
+            context.__exit__(None, None, None)
+            assert not [value for value in everything() if isinstance(value, RuntimeError)]
+        assert everything() == before
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "none"
+    assert everything() == untouched
+
+
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_a_learner_on_the_cpu_and_one_on_a_gpu_may_overlap(first_out: int, amx: None) -> None:
+    contexts = [MatmulPrecision("medium", "cuda"), MatmulPrecision("medium", "cpu")]
+    for context in contexts:
+        context.__enter__()
+    assert (torch.backends.cuda.matmul.fp32_precision, setting()) == ("tf32", "bf16")
+    contexts[first_out].__exit__(None, None, None)
+    left = "bf16" if first_out == 0 else "none"
+    assert (torch.backends.cuda.matmul.fp32_precision, setting()) == ("tf32", left)
+    contexts[1 - first_out].__exit__(None, None, None)
+    assert (torch.backends.cuda.matmul.fp32_precision, setting()) == ("none", "none")
+
+
+def test_highest_takes_convolutions_on_a_gpu_out_of_tf32() -> None:
+    convolutions = torch.backends.cudnn.conv
+    assert convolutions.fp32_precision == "tf32", "torch's default"
+    with MatmulPrecision("highest", "cuda"):
+        assert convolutions.fp32_precision == "ieee"
+    assert convolutions.fp32_precision == "tf32"
+    for other in (MatmulPrecision("medium", "cuda"), MatmulPrecision("highest", "cpu")):
+        with other:
+            assert convolutions.fp32_precision == "tf32"
 
 
 def test_other_words_are_refused() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from portable_policies import BOX, CASES, make_network, portable
+from waiting import PATIENCE_SECONDS
 
 import asyncrl
 from asyncrl.cli.main import main
@@ -132,7 +133,7 @@ def test_the_command_writes_a_model_that_runs_without_asyncrl(
         "assert model.get_modelmeta().custom_metadata_map == {'env': 'CartPole-v1', 'algo': 'dqn'}\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
     )
     expected = policy.predict(np.eye(4, dtype=np.float32))[0]
     assert done.stdout.split() == [str(action) for action in expected]

@@ -18,6 +18,7 @@ import pytest
 import torch
 from portable_policies import BOX, CASES, make_network, portable, small
 from safetensors.numpy import load_file
+from waiting import PATIENCE_SECONDS
 
 import asyncrl
 from asyncrl.envs.source import EnvSource
@@ -55,7 +56,7 @@ def test_loading_and_acting_need_no_torch(tmp_path: Path) -> None:
         "print(json.dumps(action.tolist()))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
     )
     assert json.loads(done.stdout) == policy.predict([0.25, -1.0, 2.0])[0].tolist()
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from portable_policies import portable
+from waiting import PATIENCE_SECONDS
 
 import asyncrl
 from asyncrl.envs.recall import Recall
@@ -92,7 +93,7 @@ def test_a_file_acts_the_same_without_torch(cell: str, tmp_path: Path) -> None:
         "print(float(action[0]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
     )
     state = None
     for t in range(5):

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 from portable_policies import portable
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 
 import asyncrl
 from asyncrl import DQN, PPO, Trainer
@@ -82,7 +82,12 @@ def test_a_run_of_a_factory_is_evaluated_and_trained_again(
     (tmp_path / "lam.py").write_text(SCRIPT)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
     done = subprocess.run(
-        [sys.executable, "lam.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+        [sys.executable, "lam.py"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
     )
     assert (done.returncode, done.stderr) == (0, "")
     (tmp_path / "lam.py").unlink()

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from labelled_device import LabelledDevice
 from replay_rig import FRAMES_SPEC, Rig, check_against_twin, random_operation, rig
 from replay_world import World, world
 
 from asyncrl import DQN
+from asyncrl.config import TrainerConfig
 from asyncrl.errors import ConfigurationError, ResourceError
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 from asyncrl.learning import lockstep_replay
@@ -20,6 +22,7 @@ from asyncrl.learning.mirror import ObservationMirror, make_mirror
 from asyncrl.replay import PrioritizedReplay
 from asyncrl.replay.replay import find_frames
 from asyncrl.replay.replay_state import priorities_of
+from asyncrl.run.update_loops import ReplayBuilder
 from asyncrl.shm import RingReader, WeightMailbox
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -89,7 +92,8 @@ def test_places_interpreted() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_updates_equal_those_on_batches_of_the_cpu(device: str) -> None:
+@pytest.mark.parametrize("spec", [IMAGES, replace(IMAGES, observation_kind="grid")], ids=["image", "grid"])
+def test_updates_equal_those_on_batches_of_the_cpu(device: str, spec: EnvSpec) -> None:
     with rig(3, rings=2, envs=4, slots=64, n_step=3, frame_stack=2, spec=IMAGES) as r:
         for _ in range(12):
             for ring, actor in enumerate(r.actors):
@@ -105,8 +109,8 @@ def test_updates_equal_those_on_batches_of_the_cpu(device: str) -> None:
             for ring, actor in enumerate(r.actors):
                 replay.retire(ring, actor.writer.granted)
             replay.ingest()
-            batch, core = Batch.allocate(8, IMAGES.stacked(2)), algorithm.make_updater(IMAGES, device, 0)
-            mirror = ObservationMirror(replay, device, 8) if mirrored else None
+            batch, core = Batch.allocate(8, spec.stacked(2)), algorithm.make_updater(spec, device, 0)
+            mirror = ObservationMirror(replay, device, 8, spec.byte_factor) if mirrored else None
             batch.source = mirror
             for _ in range(5):
                 batch.obs[:], batch.next_obs[:] = 7, 7
@@ -233,6 +237,105 @@ class ImagesOfCounters(ObservationMirror):
             getattr(batch, name)[:] = values
 
 
+def fed(r: Rig, rounds: int = 6) -> None:
+    """Let the actors write rows, which the replay ingests."""
+    for _ in range(rounds):
+        for ring, actor in enumerate(r.actors):
+            actor.write(9)
+            r.ingest()
+            r.grant(ring, max(actor.writer.granted, actor.writer.published + 12))
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_batches_from_a_labelled_gpu_are_those_of_the_cpu(
+    slow: bool, labelled_device: LabelledDevice
+) -> None:
+    """Also: no access to the mirror races with a copy, and no row is overwritten under one."""
+    labelled_device.slow = slow
+    batches = []
+    for device in ("cpu", "cuda"):
+        with rig(3, rings=2, envs=2, slots=32, n_step=2, frame_stack=2, spec=IMAGES) as r:
+            mirror, batch = ObservationMirror(r.replay, device, 8), r.batch(8)
+            follow_ingests(r, mirror)
+            rows = torch.zeros(16, 2 * 144, device=device)
+            for number in range(8):
+                for ring, actor in enumerate(r.actors):
+                    actor.write(9)
+                    r.ingest()
+                    granted = max(actor.writer.granted, actor.writer.published + 12)
+                    while not mirror.is_safe(ring, granted - 32):
+                        assert slow and device == "cuda"
+                    r.grant(ring, granted)
+                r.replay.sample(batch, 1.0)
+                mirror.locate(batch)
+                mirror.gather(rows)
+                batches.append((device, number, rows.cpu().numpy().copy()))
+            mirror.close()
+    half = len(batches) // 2
+    for (_, _, expected), (_, _, found) in zip(batches[:half], batches[half:], strict=True):
+        assert np.array_equal(found, expected) and found.any()
+
+
+def test_following_and_gathering_never_wait_for_the_device(labelled_device: LabelledDevice) -> None:
+    with rig(3, rings=2, envs=2, slots=64, n_step=2, spec=IMAGES) as r:
+        mirror, batch = ObservationMirror(r.replay, "cuda", 8), r.batch(8)
+        fed(r, 4)
+        rows = torch.zeros(16, 144, device="cuda")
+
+        def update() -> None:
+            mirror.follow(r.replay.published_rows())
+            r.replay.sample(batch, 1.0)
+            mirror.locate(batch)
+            mirror.gather(rows)
+
+        assert labelled_device.waits_of(update) == []
+        mirror.close()
+
+
+def test_a_mirror_lies_on_the_gpu_of_its_learner(labelled_device: LabelledDevice) -> None:
+    """Also where that is not the present GPU of the thread that makes it."""
+    algorithm = DQN(replay_device="cuda", batch_size=8, hidden_sizes=(8,))
+    core = algorithm.make_updater(IMAGES, "cuda:1", 0)
+    builder = ReplayBuilder(algorithm, TrainerConfig(env="images", algo="dqn", num_actors=1), IMAGES, None)
+    with rig(0, spec=IMAGES, slots=64) as r:
+        mirror = builder._mirror(core, r.replay)
+        assert mirror is not None
+        fed(r, 3)
+        mirror.follow(r.replay.published_rows())
+        batch, rows = r.batch(8), torch.zeros(16, 144, device="cuda:1")
+        r.replay.sample(batch, 1.0)
+        mirror.locate(batch)
+        mirror.gather(rows)
+        seen = mirror.arrays(batch)["obs"].reshape(8, 144)
+        assert np.array_equal(rows[:8].cpu().numpy(), seen * np.float32(1 / 255)) and seen.any()
+        mirror.close()
+
+
+def test_a_closed_mirror_leaves_no_registered_memory(labelled_device: LabelledDevice) -> None:
+    """CUDA refuses to register memory twice, so the next run over the same addresses would get no mirror."""
+    with rig(0, rings=2, spec=IMAGES) as r:
+        for _ in range(2):
+            mirror = make_mirror("cuda", r.replay, "cuda", 4, IMAGES, False)
+            assert mirror is not None and len(labelled_device.registered) == 2
+            mirror.close()
+            mirror.close()
+            assert not labelled_device.registered
+
+
+@pytest.mark.parametrize("accepted", [0, 1])
+def test_a_refused_registration_leaves_nothing_behind(accepted: int, labelled_device: LabelledDevice) -> None:
+    """Neither registered memory nor an error, which CUDA would report at the next launch."""
+    labelled_device.refuses_pinning = accepted
+    with rig(0, rings=2, spec=IMAGES) as r:
+        assert make_mirror("auto", r.replay, "cuda", 4, IMAGES, False) is None
+        torch.ones(1, device="cuda")
+        assert not labelled_device.registered
+        with pytest.raises(ResourceError, match="cannot be made: CUDA error 801"):
+            make_mirror("cuda", r.replay, "cuda", 4, IMAGES, False)
+        torch.ones(1, device="cuda")
+        assert not labelled_device.registered
+
+
 def test_who_gets_a_mirror() -> None:
     with rig(0, spec=IMAGES) as r, rig(0) as vectors:
         for choice in ("cpu", "auto"):
@@ -250,7 +353,7 @@ def test_a_mirror_that_cuda_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("cudaHostRegister: operation not supported")
 
     monkeypatch.setattr(mirror_module, "ObservationMirror", refuse)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 40, 1 << 40))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
     with rig(0, spec=IMAGES) as r:
         assert make_mirror("auto", r.replay, "cuda", 4, IMAGES, False) is None
         with pytest.raises(

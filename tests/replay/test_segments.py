@@ -17,6 +17,7 @@ import pytest
 import torch
 from oracles import SlowRow
 from replay_rig import DEFAULT_SPEC, EXTRAS, FRAMES_SPEC, RandomActor
+from waiting import PATIENCE_SECONDS
 
 from asyncrl import interfaces as core
 from asyncrl.errors import RingCorrupt
@@ -469,7 +470,7 @@ def writer(memory: Segment, life: int) -> Iterator[None]:
         assert child.poll() is None, "the writer ended by itself"
     finally:
         child.kill()
-        child.wait(60)
+        child.wait(PATIENCE_SECONDS)
 
 
 def bad_parts(segment: core.Segment) -> list[str]:
@@ -502,7 +503,7 @@ def test_a_real_writer_never_reaches_what_is_not_released(length):
         for life in (1, 2):
             target = seen + 250
             with writer(memory, life):
-                deadline = time.monotonic() + 60
+                deadline = time.monotonic() + PATIENCE_SECONDS
                 while seen < target:
                     assert time.monotonic() < deadline
                     queue.grant(0, int(queue.released[0]) + COUNTING.num_slots)

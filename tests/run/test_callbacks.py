@@ -6,6 +6,8 @@ import asyncio
 import json
 import sys
 import threading
+import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 from small_records import small
 
 from asyncrl import Callback, Trainer, TrainResult, flat
+from asyncrl.errors import ListenerFailed
 from asyncrl.run.callbacks import Callbacks, checked
 
 
@@ -146,6 +149,52 @@ def test_an_exception_ends_the_run_in_good_order_and_is_raised(tmp_path: Path) -
     assert journal.events("end") == [own.result], "the others are called to the end"
 
 
+class Strange(Callback):
+    """Callback that raises an exception to which coroutines or futures give another meaning."""
+
+    def __init__(self, hook: str, error: type[BaseException]) -> None:
+        def raises(trainer: Trainer, event: Any) -> None:
+            raise error("of the callback")
+
+        setattr(self, hook, raises)
+
+
+@pytest.mark.parametrize("how", ["learn", "run"])
+@pytest.mark.parametrize(
+    ("hook", "error"),
+    [
+        ("on_checkpoint", StopIteration),
+        ("on_report", asyncio.CancelledError),
+        ("on_evaluation", StopIteration),
+        ("on_checkpoint", asyncio.CancelledError),
+    ],
+)
+def test_what_means_something_else_to_coroutines_reaches_the_caller_with_its_line(
+    tmp_path: Path, hook: str, error: type[BaseException], how: str
+) -> None:
+    own = trainer(tmp_path, checkpoint_interval_seconds=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it must not look like a full disk (ASYNC040)
+        with pytest.raises(RuntimeError, match=rf"Strange\.{hook} raised {error.__name__}") as raised:
+            RUNS[how](own, total_steps=200_000, callbacks=[Strange(hook, error)])
+    cause = raised.value.__cause__
+    assert isinstance(cause, error)
+    assert "raises" in [frame.name for frame in traceback.extract_tb(cause.__traceback__)]
+    assert json.loads((tmp_path / "summary.json").read_text())["state"] == "failed"
+
+
+def test_a_listener_that_raises_cancelled_error_gets_the_next_snapshot_too() -> None:
+    seen: list[Any] = []
+
+    def listener(snapshot: Any) -> None:
+        seen.append(snapshot)
+        raise asyncio.CancelledError
+
+    with pytest.warns(ListenerFailed, match=r"ASYNC042.*CancelledError"):
+        result = trainer().learn(total_steps=3_000, on_snapshot=listener)
+    assert result.stop_reason == "total_steps" and len(seen) > 1
+
+
 def test_sys_exit_in_a_callback_ends_the_run_in_good_order(tmp_path: Path) -> None:
     class Exits(Callback):
         def on_report(self, trainer: Trainer, snapshot: Any) -> None:
@@ -187,6 +236,13 @@ def test_a_callback_must_be_one() -> None:
 
     with pytest.raises(TypeError, match=r"callbacks\[0\].on_report must not be a coroutine function"):
         checked([Async()])
+
+
+@pytest.mark.parametrize("name", ["on_step", "on_rollout_end", "_on_step"])
+def test_a_method_that_no_event_calls_is_refused_by_its_name(name: str) -> None:
+    kind = type("Mine", (Callback,), {name: lambda self: True})
+    with pytest.raises(TypeError, match=rf"callbacks\[0\].{name} is called by no event; .* on_report"):
+        checked([kind()])
 
 
 def test_any_object_with_a_method_will_do() -> None:

@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import EnvironmentRaised, EvaluationIncomplete
@@ -207,7 +208,7 @@ def test_the_first_copy_in_order_that_is_confirmed_ends_the_run():
         # below; a hint that is not confirmed; a hint that is; the fourth is never asked for
         rig = Rig([4.0, 11.0, 9.0, 12.0, 10.0, 99.0])
         rig.put(100, 200, 300, 400)
-        weights = await asyncio.wait_for(rig.schedule.run(), 60)
+        weights = await asyncio.wait_for(rig.schedule.run(), PATIENCE_SECONDS)
         assert rig.evaluator.asked == [
             (1, 3, (REGULAR, 0), False),
             (2, 3, (REGULAR, 1), False),
@@ -261,7 +262,7 @@ def test_what_waits_when_training_ends_is_evaluated_first_while_the_clock_stands
         rig = Rig([1.0, 2.0, 3.0])
         rig.evaluator.during = rig.end_training_in(1)
         rig.put(100, 200, 300)
-        assert await asyncio.wait_for(rig.schedule.run(), 60) is None
+        assert await asyncio.wait_for(rig.schedule.run(), PATIENCE_SECONDS) is None
         assert [steps for steps, *_ in rig.seen] == [100, 200, 300]
         assert rig.clock.train_seconds == 0.0
         assert rig.schedule.holds_training
@@ -277,7 +278,7 @@ def test_a_target_that_is_found_after_the_end_of_training_counts_and_one_that_is
         await asyncio.sleep(0)
         rig.learner.ended = True
         rig.schedule.training_ended()
-        weights = await asyncio.wait_for(rig.schedule.run(), 60)
+        weights = await asyncio.wait_for(rig.schedule.run(), PATIENCE_SECONDS)
         assert weights[0] == 2
         assert not rig.clock.running
         assert rig.learner.holds == 0
@@ -290,7 +291,7 @@ def test_training_that_ends_while_a_hint_is_confirmed_does_not_start_the_clock_a
         rig = Rig([11.0, 9.0, 1.0])
         rig.evaluator.during = rig.end_training_in(2)
         rig.put(100, 200)
-        assert await asyncio.wait_for(rig.schedule.run(), 60) is None
+        assert await asyncio.wait_for(rig.schedule.run(), PATIENCE_SECONDS) is None
         assert rig.learner.holds == 1
         assert not rig.clock.running
         assert len(rig.seen) == 2
@@ -305,7 +306,7 @@ def test_without_evaluations_it_waits_for_the_end_of_training():
         await asyncio.sleep(0)
         assert not task.done()
         rig.schedule.training_ended()
-        assert await asyncio.wait_for(task, 60) is None
+        assert await asyncio.wait_for(task, PATIENCE_SECONDS) is None
         assert rig.evaluator.asked == []
         result = await rig.schedule.evaluate_now(7)
         assert rig.schedule.evaluations == (result,)
@@ -402,8 +403,24 @@ def test_what_waits_after_the_end_of_training_has_a_limit_of_time(monkeypatch):
         assert not task.done()
         with pytest.warns(EvaluationIncomplete, match=r"ASYNC041.*longer than 0 s after the end of training"):
             rig.schedule.training_ended(limited=True)
-            assert await asyncio.wait_for(task, 60) is None
+            assert await asyncio.wait_for(task, PATIENCE_SECONDS) is None
         assert [steps for steps, *_ in rig.seen] == [100]
         assert len(rig.evaluator.asked) == 2, "the third is not begun"
+
+    asyncio.run(scenario())
+
+
+def test_evaluations_of_a_long_run_are_thinned_and_all_are_told(monkeypatch):
+    monkeypatch.setattr(evaluate, "MOST_EVALUATIONS", 4)
+
+    async def scenario():
+        rig = Rig(range(9), target=None)
+        task = rig.run()
+        rig.put(*range(INTERVAL, 10 * INTERVAL, INTERVAL))
+        await until(lambda: len(rig.seen) == 9)
+        assert [mean for *_, mean in rig.seen] == [*range(9)]
+        assert [result.return_mean for result in rig.schedule.evaluations] == [0, 6, 8]
+        assert rig.schedule.best is rig.schedule.last
+        await cancelled(task)
 
     asyncio.run(scenario())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import PATIENCE_SECONDS
 
 from asyncrl import DQN, Trainer
 
@@ -85,7 +86,7 @@ def test_the_steps_to_the_target_are_those_of_the_copy_that_was_confirmed(tmp_pa
     trainer = Trainer(
         "CartPole-v1", small(), run_dir=run, eval_interval_steps=500, target_eval_episodes=5, **SMALL
     )
-    result = trainer.learn(target_return=9.0, max_seconds=60)  # nearly any policy reaches it
+    result = trainer.learn(target_return=9.0, max_seconds=PATIENCE_SECONDS)  # nearly any policy reaches it
     assert result.stop_reason == "target_return" and result.evaluation is not None
     last = [line for line in lines_of(run) if "eval/mean_reward" in line][-1]
     assert result.summary["steps_to_target"] == last["eval/total_timesteps"] == result.evaluation.env_steps

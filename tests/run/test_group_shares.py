@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from snapshots import make_snapshot
+from waiting import PATIENCE_SECONDS
 
 from asyncrl import DQN, PPO, SAC, Trainer, TrainerConfig
 from asyncrl.actors import worker
@@ -125,6 +126,9 @@ class Second:
         await learner.run()
 
     def tell_stop(self, reason: str) -> None: ...
+
+    def scheduled_elsewhere(self) -> int:
+        return 0
 
     def other_steps(self, env_steps: int) -> int:
         return 0
@@ -240,7 +244,7 @@ Trainer("CartPole-v1", "dqn", total_steps=200, num_actors=1, http="off", target_
 print([name for name in sys.modules if name.startswith(("asyncrl.groups", "torch.distributed.elastic"))])
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
 
@@ -285,6 +289,28 @@ def test_an_evaluation_after_three_groups_have_become_two_counts_the_steps_of_al
     config = dataclasses.replace(CONFIG, fusion="gradients", total_steps=100_000)
     group = group_of(config, going_on(5000, [0, 5000, 5000], 700, [0]), [])
     assert group.other_steps(5000) == 10_000 and group.other_steps(6000) == 11_000
+
+
+def test_schedules_of_async_run_over_the_steps_of_all_groups() -> None:
+    config = dataclasses.replace(CONFIG, fusion="async", total_steps=100_000)
+    group = group_of(config, None, [])
+    assert group.config.total_steps == 100_000 and group.max_env_steps == 100_000
+    assert group.scheduled_elsewhere() == 0
+    group._beat({0: {"env_steps": 60_000}, 1: {"env_steps": 5010}})
+    assert group.scheduled_elsewhere() == 5010
+    resumed = group_of(config, going_on(5000, [0, 2001], 700, [0, 300]), [])
+    assert resumed.scheduled_elsewhere() == 2001, "beside the 5000 from which it counts on"
+    resumed._beat({0: {"env_steps": 5100}})
+    assert resumed.scheduled_elsewhere() == 2001, "the other group has not been heard yet"
+    resumed._beat({0: {"env_steps": 5100}, 1: {"env_steps": 5010}})
+    assert resumed.scheduled_elsewhere() == 2011
+
+
+@pytest.mark.parametrize("fusion", ["average", "gradients"])
+def test_other_schedules_run_over_a_groups_share(fusion: Any) -> None:
+    group = group_of(dataclasses.replace(CONFIG, fusion=fusion, total_steps=100_000), None, [])
+    group._beat({0: {"env_steps": 60_000}, 1: {"env_steps": 5010}})
+    assert group.config.total_steps == 50_000 and group.scheduled_elsewhere() == 0
 
 
 def test_steps_of_a_group_that_was_started_again_are_not_lost() -> None:

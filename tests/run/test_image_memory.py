@@ -31,5 +31,5 @@ def test_rings_hold_single_frames() -> None:
     layout = replay_layout(config, DQN(frame_stack=4, replay_capacity=512, learning_starts=100), ATARI)
     (obs,) = (array for array in layout.arrays() if array.name == "obs")
     assert np.dtype(obs.dtype) == np.uint8 and obs.shape == (2, 256, 84, 84)
-    one = segment_layout(config, PPO(), ATARI)
-    assert segment_layout(config, PPO(frame_stack=4), ATARI) == one
+    one = segment_layout(config, PPO(segment_length=128), ATARI)
+    assert segment_layout(config, PPO(frame_stack=4, segment_length=128), ATARI) == one

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from waiting import PATIENCE_SECONDS
 
 from asyncrl import Trainer
 from asyncrl.learning.learner_thread import LearnerThread
@@ -59,7 +60,8 @@ def test_the_learner_takes_its_gpu_before_the_updater_is_made(
     thread = LearnerThread(1)
     try:
         algorithm: Any = SimpleNamespace(make_updater=make_updater)
-        thread._executor.submit(run_module.make_updater, algorithm, None, "cuda", 5, None).result(60)  # type: ignore[arg-type]
+        making = thread._executor.submit(run_module.make_updater, algorithm, None, "cuda", 5, None)  # type: ignore[arg-type]
+        making.result(PATIENCE_SECONDS)
     finally:
         thread.close()
     ((device, seed, taken_before, learner),) = made

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from snapshots import make_snapshot
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import SamplesTooStale
 from asyncrl.learning.clock import TrainClock
-from asyncrl.run.callbacks import Callbacks
+from asyncrl.run.callbacks import Callback, Callbacks
 from asyncrl.run.reporting import LEAST_SECONDS, Reporter, ReportTimes
 
 
@@ -85,10 +86,10 @@ def test_an_evaluation_ends_the_wait_and_one_during_a_report_asks_for_the_next()
         await asyncio.sleep(0)
         assert not waiting.done()
         times.ask()
-        await asyncio.wait_for(waiting, 60)
+        await asyncio.wait_for(waiting, PATIENCE_SECONDS)
         times.reported(0)
         times.ask()  # while the report is being made
-        await asyncio.wait_for(times.wait(lambda: 0), 60)
+        await asyncio.wait_for(times.wait(lambda: 0), PATIENCE_SECONDS)
 
     asyncio.run(scenario())
 
@@ -100,7 +101,7 @@ def test_the_wait_looks_at_the_steps() -> None:
         times.reported(0)
         clock.now += 1
         seen = iter((0, 50, 99, 100))
-        await asyncio.wait_for(times.wait(lambda: next(seen)), 60)
+        await asyncio.wait_for(times.wait(lambda: next(seen)), PATIENCE_SECONDS)
         assert next(seen, None) is None
 
     asyncio.run(scenario())
@@ -122,7 +123,7 @@ def test_a_run_that_ends_with_its_last_evaluation_is_not_kept_waiting() -> None:
         times.ask()
         await asyncio.sleep(0)  # the event is on its way to the task
         reporting.cancel()
-        done, _ = await asyncio.wait([reporting], timeout=60)
+        done, _ = await asyncio.wait([reporting], timeout=PATIENCE_SECONDS)
         reporting.cancel()
         assert done and reporting.cancelled()
 
@@ -174,3 +175,29 @@ def test_asyncrl_020_is_given_once_and_only_when_half_is_lost() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         told.show(make_snapshot(discarded_fraction=0.9))
+
+
+def test_callbacks_hear_of_a_change_once_and_of_the_end() -> None:
+    class Counts(Callback):
+        def __init__(self) -> None:
+            self.steps: list[tuple[int, str | None]] = []
+
+        def on_report(self, trainer: Any, snapshot: Any) -> None:
+            self.steps.append((snapshot.env_steps, snapshot.stop_reason))
+
+    shown: list[Any] = []
+    counts = Counts()
+    callbacks = Callbacks(None, [counts], lambda: None, lambda _: None)
+    config = TrainerConfig(env="CartPole-v1", algo="dqn")
+    told = Reporter(config, TrainClock(), shown.append, callbacks)
+    for state in ("starting", "starting"):
+        told.show(make_snapshot(state=state, env_steps=0, updates=0))
+    callbacks.start()
+    for steps in (0, 0, 10, 10, 10, 20, 20):
+        told.show(make_snapshot(env_steps=steps, updates=0))
+    told.show(make_snapshot(env_steps=20, updates=1))
+    for _ in range(10):  # training has ended, and the last evaluations go on
+        told.show(make_snapshot(env_steps=20, updates=1, state="evaluating"))
+    told.show(make_snapshot(env_steps=20, updates=1, stop_reason="total_steps"))
+    assert counts.steps == [(0, None), (10, None), (20, None), (20, None), (20, "total_steps")]
+    assert len(shown) == 21, "the page is told each time"

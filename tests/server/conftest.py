@@ -1,11 +1,14 @@
-"""Fixtures: a server for each module's tests, on both kinds of event loop."""
+"""Fixtures: a server for each module's tests, on both kinds of event loop; a tab of the worker's browser."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from headless_browser import browser, chromium
 from serving import Run, ServerThread
+
+__all__ = ["browser", "chromium"]
 
 
 @pytest.fixture(scope="module", params=["asyncio", "uvloop"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import uvloop
 from snapshots import make_snapshot
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.server import RunServer
 from asyncrl.show.metrics import Snapshot
@@ -20,7 +21,6 @@ from asyncrl.show.metrics import Snapshot
 uvloop.new_event_loop().close()
 
 TOKEN = "the-run's-token"
-PATIENCE_SECONDS = 60.0
 
 
 @dataclass

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headless_browser import CHROMIUM, Browser
+from headless_browser import Browser
 from serving import PATIENCE_SECONDS, TOKEN, ServerThread
 
 import asyncrl
@@ -248,38 +248,33 @@ def test_a_wrong_port_is_wrong_usage(port: str, capsys: pytest.CaptureFixture[st
 # --- in a browser ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
-def test_runs_are_overlaid_compared_and_filtered(served: FolderThread, folder: Path) -> None:
-    browser = Browser()
-    try:
-        with live(folder / "a"):
-            browser.open(f"http://127.0.0.1:{served.port}/#token={TOKEN}")
-            browser.wait("document.querySelectorAll('#runs tr').length === 3")
-            browser.wait("document.querySelector('#state').textContent === '1 is running'")
-            lines = "document.querySelector('.chart').querySelectorAll('path.stroke').length"
-            browser.wait(f"{lines} === 3")
-            assert "dqn.learning_rate" in browser.text("#differing")
-            assert (
-                browser.evaluate(
-                    "[...document.querySelectorAll('#runs button')].filter((b) => b.checkVisibility()).length"
-                )
-                == 1
+def test_runs_are_overlaid_compared_and_filtered(
+    browser: Browser, served: FolderThread, folder: Path
+) -> None:
+    with live(folder / "a"):
+        browser.open(f"http://127.0.0.1:{served.port}/#token={TOKEN}")
+        browser.wait("document.querySelectorAll('#runs tr').length === 3")
+        browser.wait("document.querySelector('#state').textContent === '1 is running'")
+        lines = "document.querySelector('.chart').querySelectorAll('path.stroke').length"
+        browser.wait(f"{lines} === 3")
+        assert "dqn.learning_rate" in browser.text("#differing")
+        assert (
+            browser.evaluate(
+                "[...document.querySelectorAll('#runs button')].filter((b) => b.checkVisibility()).length"
             )
-        browser.evaluate("document.querySelector('#runs input').click()")
-        browser.wait(f"{lines} === 2")
-        browser.evaluate(
-            "{ const f = document.querySelector('#filter'); f.value = 'deep'; f.dispatchEvent(new Event('input')); }"
+            == 1
         )
-        browser.wait("document.querySelectorAll('#runs tr').length === 1")
-        assert browser.text("#count") == "1 of 3 runs"
-        browser.resize(390, 800)
-        assert browser.evaluate("document.documentElement.scrollWidth") <= 390
-        nodes = browser.accessible()
-        assert ("table", "Runs") in nodes and any(
-            role == "checkbox" and name == "deep/b" for role, name in nodes
-        )
-        assert browser.console == []
-        served.call(served.server.close())
-        browser.wait("document.querySelector('#state').textContent.startsWith('not answering since')")
-    finally:
-        browser.close()
+    browser.evaluate("document.querySelector('#runs input').click()")
+    browser.wait(f"{lines} === 2")
+    browser.evaluate(
+        "{ const f = document.querySelector('#filter'); f.value = 'deep'; f.dispatchEvent(new Event('input')); }"
+    )
+    browser.wait("document.querySelectorAll('#runs tr').length === 1")
+    assert browser.text("#count") == "1 of 3 runs"
+    browser.resize(390, 800)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 390
+    nodes = browser.accessible()
+    assert ("table", "Runs") in nodes and any(role == "checkbox" and name == "deep/b" for role, name in nodes)
+    assert browser.console == []
+    served.call(served.server.close())
+    browser.wait("document.querySelector('#state').textContent.startsWith('not answering since')")

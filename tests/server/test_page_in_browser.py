@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from headless_browser import CHROMIUM, Browser
+from headless_browser import Browser
 from serving import PATIENCE_SECONDS, TOKEN, ServerThread
 from snapshots import make_actor, make_snapshot
 from waiting import wait_until
@@ -25,20 +25,12 @@ import asyncrl
 from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
 FINISHED: dict[str, Any] = {
     "state": "stopped",
     "stop_reason": "target_return",
     "updates": 2500,
     "actors": (make_actor(0, state="stopped"), make_actor(1, state="stopped")),
 }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    browser = Browser()
-    yield browser
-    browser.close()
 
 
 @pytest.fixture
@@ -228,12 +220,12 @@ def test_a_run_that_failed_says_so_with_its_error(browser: Browser, run: ServerT
 
 
 SERVE = """
-import sys, time
+import sys
 sys.path[:0] = {paths!r}
 from serving import ServerThread
 thread = ServerThread().start()
 print(thread.port, flush=True)
-time.sleep(60)
+sys.stdin.read()
 """
 
 
@@ -244,7 +236,11 @@ def trainer() -> Iterator[tuple[subprocess.Popen[str], int]]:
     script = SERVE.format(paths=[str(here), str(here.parent)])
     environment = {**os.environ, "PYTHONPATH": str(Path(asyncrl.__file__).parents[1])}
     process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     try:
         assert process.stdout is not None

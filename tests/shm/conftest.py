@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import PATIENCE_SECONDS
 
 import asyncrl
 
@@ -66,7 +67,7 @@ class Nursery:
 
     def close(self) -> None:
         self._socket.close()
-        self._process.wait(60)
+        self._process.wait(PATIENCE_SECONDS)
 
 
 @pytest.fixture(scope="session")

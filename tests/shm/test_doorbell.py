@@ -6,6 +6,7 @@ import os
 
 import pytest
 from shm_processes import COUNTING, WORDS
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.shm import Doorbell, DoorbellWriter, RingReader, Segment
 from asyncrl.shm import doorbell as module
@@ -80,7 +81,7 @@ def test_a_bell_lost_between_flag_and_ring_is_recovered(nursery, bell, ring):
     assert ring.published() == 1, "looking at the ring, as on every death and every 100 ms, finds the row"
     bell.arm()
     pid = nursery.fork("publish_some", 1, fds=(ring.segment.fd, *bell.writer_fds()))
-    assert bell.wait(60), "armed again, the bell is heard again"
+    assert bell.wait(PATIENCE_SECONDS), "armed again, the bell is heard again"
     nursery.join(pid)
     assert ring.published() == 2
 
@@ -89,7 +90,7 @@ def test_moderation_rings_once_for_a_batch_of_rows(nursery, bell, ring):
     ring.wake_at(50)
     bell.arm()
     pid = nursery.fork("publish_some", 60, fds=(ring.segment.fd, *bell.writer_fds()))
-    assert bell.wait(60)
+    assert bell.wait(PATIENCE_SECONDS)
     assert ring.published() >= 50
     nursery.join(pid)
     assert bell.drain() == 1

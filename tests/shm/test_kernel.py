@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pickle
@@ -11,6 +12,7 @@ import threading
 
 import numpy as np
 import pytest
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.replay import rows
 from asyncrl.shm import kernel_cache
@@ -129,6 +131,14 @@ def places(monkeypatch, tmp_path):
     kernel_cache.cache_folder.cache_clear()
 
 
+def test_without_any_temporary_directory_kernels_are_for_this_run_alone(places, monkeypatch):
+    def none():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(kernel_cache.tempfile, "gettempdir", none)
+    assert places() is None
+
+
 @pytest.mark.parametrize(
     "writable, chosen",
     [
@@ -203,37 +213,41 @@ def program(tmp_path):
 
 
 def test_only_the_first_run_compiles_and_says_so(program, tmp_path):
-    first = program().communicate(timeout=120)
+    first = program().communicate(timeout=PATIENCE_SECONDS)
     assert first == ("3 1 1 0 False\nTrue \n", "compiling 2 kernels, once per installation\n")
-    assert program().communicate(timeout=120) == ("3 0 0 0 False\nFalse \n", ""), "loads no compiler"
+    assert program().communicate(timeout=PATIENCE_SECONDS) == ("3 0 0 0 False\nFalse \n", ""), (
+        "loads no compiler"
+    )
     assert not list(tmp_path.rglob("*.lock"))
 
 
 def test_a_kernel_is_compiled_over_others_that_were_loaded(program):
-    program().communicate(timeout=120)
-    assert program("rare").communicate(timeout=120)[0] == "3 0 0 0 False\nFalse 4\n"
+    program().communicate(timeout=PATIENCE_SECONDS)
+    assert program("rare").communicate(timeout=PATIENCE_SECONDS)[0] == "3 0 0 0 False\nFalse 4\n"
 
 
 def test_processes_that_start_together_compile_each_kernel_once(program):
-    answers = [process.communicate(timeout=120)[0].split() for process in [program() for _ in range(3)]]
+    answers = [
+        process.communicate(timeout=PATIENCE_SECONDS)[0].split() for process in [program() for _ in range(3)]
+    ]
     assert [answer[0] for answer in answers] == ["3"] * 3
     assert [sum(int(answer[i]) for answer in answers) for i in (1, 2)] == [1, 1]
 
 
 def test_an_edited_source_is_compiled_anew(program, tmp_path):
-    program().communicate(timeout=120)
+    program().communicate(timeout=PATIENCE_SECONDS)
     path = tmp_path / "program.py"
     path.write_text(MODULE.replace("return one(x) + 1", "return one(x) + 5"))
-    assert program().communicate(timeout=120)[0].startswith("7 1 1")
+    assert program().communicate(timeout=PATIENCE_SECONDS)[0].startswith("7 1 1")
 
 
 @pytest.mark.parametrize(("files", "content"), [("*.nbc", b"torn"), ("*.nbi", b"torn"), ("*.nbi", b"")])
 def test_an_entry_that_cannot_be_read_is_compiled_anew(program, tmp_path, files, content):
-    program().communicate(timeout=120)
+    program().communicate(timeout=PATIENCE_SECONDS)
     for path in tmp_path.rglob(files):
         path.write_bytes(content)
-    assert program().communicate(timeout=120)[0].startswith("3 1 1 0 False\n")
-    assert program().communicate(timeout=120)[0].startswith("3 0 0 0 False\n")
+    assert program().communicate(timeout=PATIENCE_SECONDS)[0].startswith("3 1 1 0 False\n")
+    assert program().communicate(timeout=PATIENCE_SECONDS)[0].startswith("3 0 0 0 False\n")
 
 
 # ---- the line that says so -----------------------------------------------------------------------

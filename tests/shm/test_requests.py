@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from shm_processes import ASKING, REQUESTS, answer_to
+from waiting import PATIENCE_SECONDS as LONGEST_SECONDS
 
 from asyncrl.shm import Doorbell, RingReader, Segment
 from asyncrl.shm.requests import WORDS, ActorRequests, RequestLayout, ServerRequests
-
-LONGEST_SECONDS = 60.0
 
 
 class Server:
@@ -64,7 +63,7 @@ def test_no_wake_up_is_lost_and_every_answer_is_that_to_the_question(nursery: An
     """Neither side sleeps with a time limit, so that a lost wake-up cannot be hidden."""
     rounds = 3_000
     pid = nursery.fork("ask_in_turn", rounds, LONGEST_SECONDS, fds=server.fds())
-    deadline = time.monotonic() + 110
+    deadline = time.monotonic() + 2 * LONGEST_SECONDS
     while server.answered < 2 * rounds:
         assert time.monotonic() < deadline, f"{server.answered} of {2 * rounds} questions came"
         if not server.serve():

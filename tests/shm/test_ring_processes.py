@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from shm_processes import COUNTING, WORDS, first_bad_row, rows_of
+from waiting import PATIENCE_SECONDS as FIRST_ROW_SECONDS
 
 from asyncrl.shm import Doorbell, RingReader, Segment
 from asyncrl.shm.ring import PUBLISHED
@@ -15,7 +16,6 @@ from asyncrl.shm.ring import PUBLISHED
 KILLS = 500
 KILLS_WITH_ROWS_IN_PYTHON = 100
 LONGEST_LIFE_SECONDS = 0.004
-FIRST_ROW_SECONDS = 60.0
 FOREVER = 1 << 40
 
 
@@ -140,7 +140,7 @@ def test_an_actor_without_space_sleeps_until_it_is_woken(nursery, segment):
     reader, until = RingReader(segment, COUNTING), 3000
     commands, orders = os.pipe()
     pid = nursery.fork("sleep_for_grants", until, fds=(segment.fd, commands))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + FIRST_ROW_SECONDS
     while (published := reader.published()) < until and time.monotonic() < deadline:
         reader.grant(min(published + 2, until))
         if reader.take_waiting():

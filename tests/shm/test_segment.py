@@ -12,9 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import PATIENCE_SECONDS
 
+from asyncrl import errors
 from asyncrl.errors import SharedMemoryTooSmall
 from asyncrl.shm import control_groups, free_memory
+from asyncrl.shm import segment as segment_module
 from asyncrl.shm.free_memory import available_bytes
 from asyncrl.shm.segment import ALIGNMENT, ArraySpec, Segment, bytes_needed
 
@@ -72,6 +75,34 @@ def test_size_is_sealed():
         for size in (0, 1 << 20):
             with pytest.raises(PermissionError):
                 os.ftruncate(segment.fd, size)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has memfd")
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.EACCES])
+def test_a_refused_memfd_is_replaced_by_a_posix_object(monkeypatch, number):
+    """As the seccomp filter of a container does, or `vm.memfd_noexec=2`."""
+
+    def refused(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+    with Segment.create("test", ARRAYS) as segment:
+        assert os.readlink(f"/proc/self/fd/{segment.fd}").startswith("/dev/shm/asyncrl-")
+        segment[ARRAYS[0].name][:] = 3
+        with Segment.attach(os.dup(segment.fd), ARRAYS) as other:
+            assert (other[ARRAYS[0].name] == 3).all()
+
+
+def test_memory_beyond_the_limit_of_file_sizes_names_the_limit(monkeypatch):
+    def beyond(*_):
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    monkeypatch.setattr(os, "posix_fallocate", beyond)
+    monkeypatch.setattr(segment_module, "file_size_limit", lambda: 4096)
+    with pytest.raises(
+        errors.SharedMemoryTooSmall, match=r"ASYNC008.*needs .* but `ulimit -f` allows files of 4,096"
+    ):
+        Segment.create("test", ARRAYS)
 
 
 def test_without_memfd_the_name_is_gone_at_once(monkeypatch):
@@ -242,6 +273,8 @@ def test_memory_attached_read_only_is_seen_by_kernels_and_ends_a_process_that_wr
             f"s = Segment.attach(int(sys.argv[1]), {ARRAYS!r}, writable=False);"
             f"assert (s[{name!r}] == 3).all(); s[{name!r}][:] = 4"
         )
-        done = subprocess.run([sys.executable, "-c", code, str(one.fd)], pass_fds=(one.fd,), timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(one.fd)], pass_fds=(one.fd,), timeout=PATIENCE_SECONDS
+        )
         assert done.returncode == -signal.SIGSEGV
         assert (one[name] == 3).all()

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from shm_processes import WEIGHTS
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.shm import WeightMailbox
 from asyncrl.shm import weights as module
@@ -100,7 +101,7 @@ def test_the_largest_finite_weights_are_committed(mailbox):
 
 def test_readers_never_see_torn_weights_while_they_are_published(nursery, mailbox):
     out, have, refreshed, until = np.empty(WEIGHTS, np.float32), 0, 0, 0
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while refreshed <= 20 and time.monotonic() < deadline:
         until += 10_000
         pid = nursery.fork("publish_weights", until, fds=(mailbox.fd,))
@@ -119,12 +120,12 @@ def test_readers_never_see_torn_weights_while_they_are_published(nursery, mailbo
 def test_the_test_sees_a_reader_that_does_not_check(nursery, mailbox):
     """Negative control: copying one buffer without the check for completeness gets torn weights."""
     pid = nursery.fork("publish_weights", 1 << 23, fds=(mailbox.fd,))
-    values, torn, deadline = mailbox.segment["values"], 0, time.monotonic() + 60
+    values, torn, deadline = mailbox.segment["values"], 0, time.monotonic() + PATIENCE_SECONDS
     while torn == 0 and time.monotonic() < deadline:
         out = values[1].copy()
         torn += out.min() != out.max()
     nursery.kill(pid)
-    assert torn, "no torn copy in 60 s: the test is blind"
+    assert torn, "no torn copy in all that time: the test is blind"
 
 
 def test_a_publisher_killed_half_way_is_never_noticed(nursery, mailbox):

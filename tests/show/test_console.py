@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 from snapshots import make_actor, make_snapshot
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 
 import asyncrl
 import asyncrl.show.readout as readout_module
 from asyncrl.actors.statistics import ActorStatistics
-from asyncrl.show.console import RunConsole
+from asyncrl.show.console import TOKEN_IS_READABLE, RunConsole
 from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import Snapshot
 from asyncrl.show.numbers import duration, number, plain
@@ -31,7 +31,6 @@ from asyncrl.show.progress import progress, progress_text
 from asyncrl.show.readout import LINE_LENGTH, readout
 from asyncrl.show.screen import screen
 
-PATIENCE_SECONDS = 60.0
 LINE = (
     "12s training 1,000/4,000 steps, 30s left | return 123.5, evaluation 200 | "
     "3,400 steps/s, 810 updates/s | loss 0.0123"
@@ -138,6 +137,8 @@ def test_a_line_for_pipes_is_shorter_than_120(more: dict[str, Any]) -> None:
             {"max_seconds": 80.0, "target_training_return": 300.0},
             "nearest stop: 4,000 steps, 25%, 30s left; also at 1m20s or return 475 or return/100 300",
         ),
+        ({"train_seconds": 0.01, "target_return": None}, "nearest stop: 4,000 steps, 25%"),
+        ({"env_steps": 4_000, "target_return": None}, "nearest stop: 4,000 steps, 100%"),
         ({"total_steps": None}, "until return 475"),
         ({"total_steps": None, "target_return": None}, "until it is stopped"),
         ({"state": "evaluating", "final_evaluation": (37, 100)}, "final evaluation 37/100"),
@@ -168,6 +169,20 @@ def test_exploration_is_that_of_algorithms_with_epsilon() -> None:
     assert not any("exploration" in line for line in drawn(make_snapshot(exploration_rate=None)))
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o604])
+def test_a_token_in_a_file_that_others_can_read_is_said(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "log.txt"
+    with file.open("w") as stream:
+        file.chmod(mode)
+        console = RunConsole(stream=stream)
+        console.url = "http://127.0.0.1:1/#token=secret"
+        console.show(make_snapshot())
+        console.close(60)
+    lines = file.read_text().splitlines()
+    assert "page http://127.0.0.1:1/#token=secret" in lines
+    assert (TOKEN_IS_READABLE in lines) is (mode != 0o600)
+
+
 def test_no_text_of_a_run_can_steer_a_terminal() -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\r\nCart\u202ePole[red]é"
     snapshot = make_snapshot(env=evil, error=evil, actors=(make_actor(last_error=evil),))
@@ -184,8 +199,9 @@ def test_no_text_of_a_run_can_steer_a_terminal() -> None:
         ({"total_steps": None, "max_seconds": 40.0}, (0.25, 30.0)),
         ({"total_steps": 4000, "max_seconds": 20.0}, (0.5, 10.0)),
         ({"total_steps": None}, (None, None)),
-        ({"env_steps": 5000}, (1.0, 0.0)),
+        ({"env_steps": 5000}, (1.0, None)),
         ({"env_steps": 0}, (0.0, None)),
+        ({"train_seconds": 0.9}, (0.25, None)),
         ({"stop_reason": "target_return"}, (1.0, 0.0)),
         ({"stop_reason": "interrupted"}, (0.25, 30.0)),
         ({"train_seconds": 0.0}, (0.25, None)),
@@ -516,7 +532,7 @@ SCRIPT = """
 import sys
 sys.path.insert(0, {tests!r})
 from snapshots import make_snapshot
-from asyncrl.show.console import RunConsole
+from asyncrl.show.console import TOKEN_IS_READABLE, RunConsole
 console = RunConsole()
 console.show(make_snapshot())
 sys.stdin.readline()

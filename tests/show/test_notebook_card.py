@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from snapshots import make_snapshot
+from waiting import PATIENCE_SECONDS
 
 import asyncrl
 from asyncrl.show.notebook import HISTORY_POINTS, LiveCard, card_html, live_card
@@ -152,7 +153,7 @@ def test_a_kernel_shows_one_output_updated_from_another_thread() -> None:
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": paths},
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
         check=True,
     )
     (output,) = json.loads(done.stdout)

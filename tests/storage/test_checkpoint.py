@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import os
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.errors import CheckpointError
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
@@ -191,6 +193,18 @@ def test_single_bit_flips_are_all_seen(tmp_path: Path) -> None:
     load(path)
 
 
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_without_fsync_keeps_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refused(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refused)
+    save(tmp_path / "file", {"weights": np.ones(2, np.float32)}, META)
+    assert load(tmp_path / "file")[0]["weights"].tolist() == [1, 1]
+
+
 def test_a_failed_save_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,7 +281,7 @@ def kill_during_saves(tmp_path: Path, rounds: int, how: str) -> tuple[int, int]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     unreadable, moved = map(int, done.stdout.split())

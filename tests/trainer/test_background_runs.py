@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fakes import Raises
 from small_records import small
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 
 import asyncrl
 from asyncrl import PPO, Trainer, errors
@@ -28,7 +28,7 @@ def trainer(env: Any = "CartPole-v1", **options: Any) -> Trainer:
 
 
 def wait_for_steps(run: Trainer) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while (snapshot := run.snapshot()) is None or snapshot.updates == 0:
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -75,7 +75,7 @@ def test_an_error_in_the_background_is_printed_once(capfd: pytest.CaptureFixture
     run = trainer(Raises, http="off")
     run.start()
     with pytest.raises(errors.EnvironmentRaised):
-        run._done.result(timeout=60)
+        run._done.result(timeout=PATIENCE_SECONDS)
     run.close()
     printed = capfd.readouterr().err
     assert printed.count("[ASYNC002]") == 1 and printed.startswith("asyncrl: the run of dqn in ")
@@ -113,7 +113,7 @@ def test_an_interrupt_that_another_thread_receives_is_heard() -> None:
     def interrupt() -> None:
         wait_for_steps(run)
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
-        if not run._done.done() and not ended.wait(10):  # else the test would hang
+        if not run._done.done() and not ended.wait(PATIENCE_SECONDS):  # else the test would hang
             run.stop()
 
     ended = threading.Event()

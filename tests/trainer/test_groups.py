@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import pytest
 import torch.distributed as dist
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 
 from asyncrl import DQN, Snapshot, Trainer, TrainerConfig
 from asyncrl.errors import EnvironmentRaised, GroupLost, StoppedWhileStarting
@@ -163,7 +163,7 @@ def rank_process(rank: int) -> psutil.Process:
 
 
 def wait_until_both_learn(trainer: Trainer) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and not trainer.done:
         snapshot = trainer.snapshot()
         if snapshot is not None and len([g for g in snapshot.groups if g.updates > 0 and g.fusions > 0]) == 2:
@@ -180,7 +180,7 @@ def test_a_killed_rank_ends_average_at_once_and_is_named(tmp_path: Path) -> None
         wait_until_both_learn(trainer)
         rank_process(1).send_signal(signal.SIGKILL)
         with pytest.raises(GroupLost, match=r"Rank 1 on .* is lost") as caught:
-            trainer._done.result(60)
+            trainer._done.result(PATIENCE_SECONDS)
     finally:
         trainer.close()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -257,7 +257,7 @@ def test_nothing_is_killed_after_the_ranks_have_ended(monkeypatch: pytest.Monkey
 def test_callbacks_of_a_run_that_goes_on_get_new_evaluations_only() -> None:
     called: list[Any] = []
     resumed = SimpleNamespace(run={"evaluations": {"return_mean": np.zeros(2)}})
-    old, new = ("a", "b"), ("a", "b", "c")
+    old, new, thinned = ("a", "b"), ("a", "b", "c"), ("b", "d")
 
     class Evaluated:
         def on_evaluation(self, trainer: None, evaluation: str) -> None:
@@ -267,11 +267,11 @@ def test_callbacks_of_a_run_that_goes_on_get_new_evaluations_only() -> None:
         nothing: Any = None
         going_on: Any = resumed
         ranks = Ranks(nothing, nothing, nothing, lambda _: None, going_on, None, [Evaluated()])
-        for evaluations in ((), old, old, new, new):
+        for evaluations in ((), old, old, new, new, thinned, thinned):
             ranks._show(SimpleNamespace(state="training", evaluations=evaluations))  # type: ignore[arg-type]
 
     asyncio.run(show())
-    assert called == ["c"]
+    assert called == ["c", "d"]
 
 
 class SlowToRead:

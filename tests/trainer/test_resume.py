@@ -242,6 +242,9 @@ def test_the_number_of_actors_may_change_unless_in_lockstep() -> None:
     changed_options(config, PPO(), {"num_actors": 3, "learning_rate": 1e-4})
     with pytest.raises(ConfigurationError, match="num_actors may not change"):
         changed_options(config, PPO(discipline="lockstep"), {"num_actors": 3})
+    with pytest.raises(ConfigurationError, match="torch_threads may not change"):
+        changed_options(config, PPO(discipline="lockstep"), {"torch_threads": 2})
+    changed_options(config, PPO(), {"torch_threads": 2})
 
 
 def test_every_rule_is_of_an_option() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from resume_rig import RUNS, numbers, stop_after, trainer_of
+from waiting import PATIENCE_SECONDS
 
 from asyncrl import Trainer
 
@@ -69,7 +70,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(tmp_path: Path) 
     run = tmp_path / "run"
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(run)], cwd=Path(__file__).parent)
     try:
-        latest, end = run / "checkpoints" / "latest", time.monotonic() + 60
+        latest, end = run / "checkpoints" / "latest", time.monotonic() + PATIENCE_SECONDS
         while not latest.exists() or not (run / "metrics.jsonl").stat().st_size:
             assert process.poll() is None and time.monotonic() < end
             time.sleep(0.005)

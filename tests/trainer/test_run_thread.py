@@ -17,18 +17,20 @@ import gymnasium
 import pytest
 from small_records import small
 from snapshots import make_snapshot
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 
 import asyncrl
 from asyncrl import Snapshot, Trainer
 from asyncrl.errors import FilesNotWritten, StoppedWhileStarting
 from asyncrl.learning.learner import Learner
 from asyncrl.run import evaluate, saving, slow_stop
+from asyncrl.run.run import Run
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.storage.checkpoint import read_policy
 from asyncrl.storage.checkpoint_folder import CheckpointFolder
 from asyncrl.trainer import running
 from asyncrl.trainer import trainer as trainer_module
+from asyncrl.trainer.trainer import SERVED_SECONDS
 
 
 def trainer(env: Any = "CartPole-v1", **options: Any) -> Trainer:
@@ -48,10 +50,48 @@ def test_a_background_run_is_saved_when_the_script_ends(tmp_path: Path) -> None:
             time.sleep(0.01)
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert read_policy(tmp_path / "run" / "checkpoints" / "latest").meta.updates > 0
+
+
+UNJOINED = """
+    import atexit, threading
+    from asyncrl import DQN, Trainer
+
+    begun = threading.Event()
+
+    def learn():
+        for seed in range(2):
+            trainer = Trainer("CartPole-v1", DQN(learning_starts=200, replay_capacity=2_000, batch_size=32),
+                              num_actors=1, envs_per_actor=4, http="off", seed=seed, target_eval_episodes=1)
+            try:
+                result = trainer.learn(total_steps=1_500, on_snapshot=lambda _: begun.set())
+                print(result.stop_reason, result.summary["env_steps"] >= 1_500)
+            except RuntimeError as error:
+                print(error)
+"""
+
+
+def test_learn_in_a_thread_that_nobody_joins_runs_to_its_end() -> None:
+    """The main thread's last line comes once the first of two runs has begun."""
+    script = textwrap.dedent(UNJOINED) + "threading.Thread(target=learn).start()\nbegun.wait()\n"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "total_steps True\n" * 2
+
+
+def test_learn_at_exit_is_refused_in_one_sentence() -> None:
+    script = textwrap.dedent(UNJOINED) + "atexit.register(learn)\n"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.partition(" (")[0] for line in done.stdout.splitlines()] == [
+        "a run cannot be started while the program ends"
+    ] * 2
 
 
 def test_a_forked_child_closes_no_runs_of_its_parent() -> None:
@@ -72,7 +112,7 @@ def test_a_disk_that_hangs_costs_only_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: int | None
 ) -> None:
     released = threading.Event()
-    monkeypatch.setattr(CheckpointFolder, "save", lambda *given, **named: released.wait(60))
+    monkeypatch.setattr(CheckpointFolder, "save", lambda *given, **named: released.wait(3 * PATIENCE_SECONDS))
     monkeypatch.setattr(slow_stop, "STEP_SECONDS", 0.5)
     monkeypatch.setattr(saving, "BEST_SECONDS", 0.5, raising=False)
     monkeypatch.setattr(trainer_module, "WORKER_SECONDS", 0.5)
@@ -81,10 +121,10 @@ def test_a_disk_that_hangs_costs_only_the_files(
     with pytest.warns(FilesNotWritten, match="cannot be written"):
         thread = threading.Thread(target=lambda: results.append(run.learn(total_steps=1_500)))
         thread.start()
-        thread.join(20)
+        thread.join(PATIENCE_SECONDS)
         waits = thread.is_alive()
         released.set()
-        thread.join(30)
+        thread.join(PATIENCE_SECONDS)
     assert not waits
     assert run._thread is not None and not run._thread.is_alive()
     (result,) = results
@@ -97,13 +137,17 @@ def test_a_final_evaluation_is_kept_though_its_file_hangs(
 ) -> None:
     def hangs_later(folder: CheckpointFolder, *given: Any, **named: Any) -> Path:
         if named["best"]:
-            released.wait(60)
+            hangs.set()
+            released.wait(3 * PATIENCE_SECONDS)
         return save(folder, *given, **named)
 
-    save, released = CheckpointFolder.save, threading.Event()
+    async def until_it_hangs(*given: Any) -> None:
+        while not hangs.is_set():
+            await asyncio.sleep(0.01)
+
+    save, hangs, released = CheckpointFolder.save, threading.Event(), threading.Event()
     monkeypatch.setattr(CheckpointFolder, "save", hangs_later)
-    monkeypatch.setattr(evaluate, "EVALUATION_SECONDS", 5.0)
-    monkeypatch.setattr(evaluate, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(evaluate.EvaluationSchedule, "_wait_and_tell", until_it_hangs)
     monkeypatch.setattr(slow_stop, "STEP_SECONDS", 0.5)
     monkeypatch.setattr(trainer_module, "WORKER_SECONDS", 0.5)
     try:
@@ -116,7 +160,7 @@ def test_a_final_evaluation_is_kept_though_its_file_hangs(
 
 class SlowToBuild(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self) -> None:
-        time.sleep(60)
+        time.sleep(5 * PATIENCE_SECONDS)
         super().__init__(gymnasium.make("CartPole-v1"))
 
 
@@ -135,7 +179,7 @@ def test_an_interrupt_after_a_stop_ends_a_run_that_is_being_built() -> None:
     wait_until(lambda: run._run is not None, "the run")
     run.stop()
     run.stop("interrupted")
-    assert isinstance(run._done.exception(timeout=8), StoppedWhileStarting)
+    assert isinstance(run._done.exception(timeout=PATIENCE_SECONDS), StoppedWhileStarting)
     run.close()
 
 
@@ -169,7 +213,7 @@ def test_an_interrupt_that_another_thread_receives_ends_start(monkeypatch: pytes
         while run._run is None:
             ended.wait(0.01)
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
-        if not ended.wait(5):
+        if not ended.wait(SERVED_SECONDS / 2):
             os.kill(os.getpid(), signal.SIGINT)  # else the test would wait for `SERVED_SECONDS`
             heard_late.append(True)
 
@@ -206,7 +250,7 @@ def test_a_signal_handler_may_list_runs_while_one_is_added() -> None:
         listed.set()
 
     threading.Thread(target=handle, daemon=True).start()
-    assert listed.wait(5)
+    assert listed.wait(PATIENCE_SECONDS)
 
 
 def test_a_callback_may_close_its_trainer() -> None:
@@ -215,7 +259,7 @@ def test_a_callback_may_close_its_trainer() -> None:
             if snapshot.updates:
                 trainer.close()
 
-    result = trainer(max_seconds=20.0).learn(callbacks=[Closes()])
+    result = trainer(max_seconds=2 * PATIENCE_SECONDS).learn(callbacks=[Closes()])
     assert result.stop_reason == "interrupted"
 
 
@@ -235,15 +279,17 @@ def test_a_report_that_fails_costs_no_weights(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_last_save_is_not_training_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def slow(saver: CheckpointSaver, weights: Any = None) -> str:
-        await asyncio.sleep(3.0)
+    async def timed(saver: CheckpointSaver, weights: Any = None) -> str:
+        assert isinstance(run._run, Run)
+        clock = run._run.clock
+        clocks.append((clock.running, clock.train_seconds))
         return await save(saver, weights)
 
-    save = CheckpointSaver.save_latest
-    monkeypatch.setattr(CheckpointSaver, "save_latest", slow)
-    result = trainer(run_dir=tmp_path, max_seconds=2.9).learn(total_steps=1_000)
-    assert result.stop_reason == "total_steps"
-    assert result.summary["train_seconds"] < 2.9
+    save, clocks = CheckpointSaver.save_latest, list[tuple[bool, float]]()
+    monkeypatch.setattr(CheckpointSaver, "save_latest", timed)
+    run = trainer(run_dir=tmp_path, checkpoint_interval_seconds=1000.0)
+    result = run.learn(total_steps=1_000)
+    assert set(clocks) == {(False, result.summary["train_seconds"])}
 
 
 def test_the_curve_of_returns_has_each_point_once_and_the_newest() -> None:

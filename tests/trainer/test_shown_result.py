@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 from fakes import FixedLength
 from small_records import small
+from waiting import PATIENCE_SECONDS
 
 from asyncrl import Trainer, errors
 from asyncrl.envs.source import EnvSource
@@ -109,7 +110,7 @@ def test_a_curve_has_both_lines_over_the_same_steps() -> None:
 
 def test_the_best_of_a_few_episodes_is_a_film(result: TrainResult) -> None:
     pytest.importorskip("imageio_ffmpeg")
-    best = result.episode(episodes=2, max_seconds=30)
+    best = result.episode(episodes=2, max_seconds=PATIENCE_SECONDS)
     assert best.video[4:8] == b"ftyp" and best.length == best.return_sum and best.length >= 8
     assert (
         'src="data:video/mp4;base64,' in best._repr_html_() and f"{best.length} steps" in best._repr_html_()
@@ -120,7 +121,7 @@ def test_the_film_is_of_the_highest_return(result: TrainResult, monkeypatch: pyt
     pytest.importorskip("imageio_ffmpeg")
     returns: Iterator[float | None] = iter([None, -100.0, 0.0, -5.0])
     monkeypatch.setattr(film, "_one", lambda *arguments: film.Film(next(returns), 9, b""))
-    assert result.episode(episodes=4, max_seconds=30).return_sum == 0.0
+    assert result.episode(episodes=4, max_seconds=PATIENCE_SECONDS).return_sum == 0.0
 
 
 def test_a_film_keeps_to_its_time(result: TrainResult, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,11 @@ import urllib.request
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from waiting import PATIENCE_SECONDS, wait_until
 
 import asyncrl
-from asyncrl import DQN, Trainer, errors
+from asyncrl import DQN, PPO, Trainer, errors
 
 SUMMARY_KEYS = {
     "algo", "env", "seed", "stop_reason", "env_steps", "updates", "episodes", "policy_version", "wall_seconds",
@@ -37,7 +38,7 @@ def small(**changes):
 
 
 def stats_of(trainer):
-    with urllib.request.urlopen(f"{trainer.url}/stats", timeout=60) as answer:
+    with urllib.request.urlopen(f"{trainer.url}/stats", timeout=PATIENCE_SECONDS) as answer:
         return json.load(answer)
 
 
@@ -191,7 +192,7 @@ def test_max_seconds_stops():
 
 def test_target_return_stops_with_the_weights_that_reached_it():
     trainer = Trainer("CartPole-v1", small(), eval_interval_steps=200, eval_episodes=3, **SMALL)
-    result = trainer.learn(target_return=9.0, max_seconds=60)  # any policy reaches it
+    result = trainer.learn(target_return=9.0, max_seconds=PATIENCE_SECONDS)  # any policy reaches it
     assert result.stop_reason == "target_return"
     assert result.evaluation.return_mean >= 9.0
     assert result.evaluation.episodes == 5
@@ -239,7 +240,7 @@ def test_live_endpoints_of_a_run(tmp_path):
     request = urllib.request.Request(
         f"{trainer.url}/stop", method="POST", headers={"Authorization": f"Bearer {http['token']}"}
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
         assert answer.status == 202
     assert asyncio.run(trainer.wait()).stop_reason == "stopped"
     assert not (run / "http.json").exists()
@@ -294,6 +295,47 @@ def test_cuda_that_is_not_there_is_refused(monkeypatch):
     assert raised.value.facts == {"asked": "cuda", "torch": torch.__version__, "built for CUDA": built}
     assert f"asked: cuda\n  torch: {torch.__version__}\n  built for CUDA: {built}\n" in str(raised.value)
     assert "use device cpu or auto" in str(raised.value)
+
+
+def test_a_run_of_one_step_is_evaluated_too(tmp_path):
+    result = Trainer("CartPole-v1", small(), run_dir=tmp_path, **SMALL).learn(total_steps=1)
+    assert result.stop_reason == "total_steps" and result.summary["updates"] == 0
+    assert result.evaluation is not None and result.evaluation.episodes == 5
+    assert json.loads((tmp_path / "summary.json").read_text())["eval"]["episodes"] == 5
+
+
+class SeesNothing(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (0,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+
+def test_observations_without_a_value_are_refused_by_the_rule():
+    with pytest.raises(
+        errors.SpacesDoNotFit, match=r"Every axis of an observation must be at least 1.*\(0,\)"
+    ):
+        Trainer(SeesNothing, small(), **SMALL).learn(total_steps=10)
+
+
+@pytest.mark.parametrize("seed", [2**63, -(2**70)])
+def test_a_seed_beyond_64_bits_names_the_limit(seed):
+    with pytest.raises(ValueError, match=r"seed must be below 2\*\*63 in magnitude, got"):
+        Trainer("CartPole-v1", small(), seed=seed, **SMALL)
+
+
+def test_a_batch_above_the_capacity_names_the_limit():
+    with pytest.raises(ValueError, match=r"batch_size must be at most replay_capacity \(2000\), got 4000"):
+        small(batch_size=4_000, replay_capacity=2_000)
+
+
+@pytest.mark.parametrize("algorithm", [DQN(), PPO()], ids=["dqn", "ppo"])
+def test_another_default_dtype_of_the_caller_is_refused(algorithm):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(errors.ConfigurationError, match=r"default dtype must be float32.*got float64"):
+            Trainer("CartPole-v1", algorithm, **SMALL).learn(total_steps=10)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def test_replay_larger_than_memory_says_what_fits():

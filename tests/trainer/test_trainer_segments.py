@@ -10,7 +10,7 @@ import time
 import gymnasium
 import numpy as np
 import pytest
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 
 from asyncrl import A2C, IMPALA, PPO, Trainer, errors
 
@@ -156,7 +156,7 @@ def test_staleness_bound_holds_and_discards():
 
 def test_target_training_return_stops_at_the_mean_of_a_hundred_episodes():
     trainer = Trainer("CartPole-v1", small(), seed=0, target_training_return=30.0, **SMALL)
-    result = trainer.learn(max_seconds=60)
+    result = trainer.learn(max_seconds=PATIENCE_SECONDS)
     summary = result.summary
     assert result.stop_reason == "target_training_return"
     assert summary["episodes"] >= 100 and summary["episodes_return_mean"] >= 30.0
