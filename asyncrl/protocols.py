@@ -164,7 +164,7 @@ class Algorithm(Protocol):
 
     name: ClassVar[str]
     update_loop: ClassVar[UpdateLoopName]
-    """Name of the loop that trains the algorithm (`asyncrl.run.update_loops`)."""
+    """Name of the loop that trains the algorithm (`asyncrl.learning.make_loop`)."""
 
     @property
     def exact(self) -> bool:

@@ -39,6 +39,8 @@ LOOK_SECONDS = 0.02
 """Interval at which the environment steps are checked."""
 STALE_FRACTION = 0.5
 """Discarded fraction from which ASYNC020 is given, once."""
+MOST_RETURNS = 400
+"""Most points of `Reporter.returns`; beyond it every second one is dropped."""
 FASTER = 1.05
 """Ratio of two rates from which one is called the faster."""
 
@@ -106,6 +108,7 @@ class Reporter:
         times: decides when a report is due.
         episodes: the last training episodes.
         last: the newest snapshot, None before the first.
+        returns: steps, and mean return of the training episodes, over the run; thinned to a few hundred.
         actor_wait_seconds: mean over the actors of the seconds spent waiting for a grant while the training clock ran.
         restarts_before: actor restarts of the earlier run that this one resumes.
     """
@@ -123,6 +126,7 @@ class Reporter:
         self.times = ReportTimes(config.report_interval_seconds, config.report_interval_steps)
         self.episodes = EpisodeWindow(by_steps=exact)
         self.last: Snapshot | None = None
+        self.returns: list[tuple[int, float]] = []
         self.actor_wait_seconds = 0.0
         self.restarts_before = 0
         self._config = config
@@ -265,8 +269,16 @@ class Reporter:
             self._told = told if self._callbacks.started else None
             self._callbacks.report(snapshot)
 
+    def _keep_return(self, snapshot: Snapshot) -> None:
+        point = (snapshot.env_steps, snapshot.return_mean)
+        if point[1] is not None and point not in self.returns[-1:]:  # a new state comes with the old numbers
+            self.returns.append((snapshot.env_steps, point[1]))
+            if len(self.returns) > MOST_RETURNS:
+                del self.returns[1::2]
+
     def _call_listener(self, snapshot: Snapshot) -> None:
         """Pass `snapshot` to the listener; an exception gives one warning (ASYNC042) and does not end the run."""
+        self._keep_return(snapshot)
         try:
             self._listener(snapshot)
         except (Exception, asyncio.CancelledError) as error:

@@ -58,9 +58,11 @@ from asyncrl.errors import (
 )
 from asyncrl.interfaces import EnvSpec
 from asyncrl.learning.clock import TrainClock
-from asyncrl.learning.inference_server import InferenceServer
+from asyncrl.learning.inference_server import InferenceServer, request_layout, start_server
 from asyncrl.learning.learner import Learner, LearnerReport
 from asyncrl.learning.learner_thread import LearnerThread
+from asyncrl.learning.make_loop import make_loop
+from asyncrl.learning.ring_sizes import ring_layout
 from asyncrl.learning.update_loop import no_steps
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.options import option_values
@@ -70,18 +72,15 @@ from asyncrl.printable import describe_error
 from asyncrl.protocols import Algorithm, Policy, Updater
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.evaluate import EvaluationSchedule
-from asyncrl.run.group_shares import made_by_others, without_others
-from asyncrl.run.grouped import Group
-from asyncrl.run.inference import request_layout, start_server
+from asyncrl.run.grouped import Group, made_by_others, without_others
 from asyncrl.run.machine import choose_device, require_float32, take_own_gpu, warn_of_too_many_threads
-from asyncrl.run.memory import ring_layout
 from asyncrl.run.reporting import Reporter
+from asyncrl.run.result import TrainResult
 from asyncrl.run.run_state import RunState, restore_rings
 from asyncrl.run.saving import CheckpointSaver, warn_of_file
 from asyncrl.run.slow_stop import slow_stop_told, within_limit
-from asyncrl.run.summary import Outcome, summarize
+from asyncrl.run.summary import summarize
 from asyncrl.run.switching import fast_switching, frozen_objects
-from asyncrl.run.update_loops import make_loop
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.prepare import prepare_quietly, prepare_run
 from asyncrl.shm.ring import RingLayout
@@ -131,7 +130,7 @@ class Run:
         saver: writes checkpoints.
         url: address of the live page, None if none is served.
         page_url: the same with the token in its fragment.
-        outcome: the result, also of a failed run; None before the end, or if there are no weights.
+        result: the result, also of a failed run; None before the end, or if there are no weights.
 
     Raises:
         ConfigurationError: the run directory cannot be used.
@@ -173,7 +172,7 @@ class Run:
         self.built = False
         self.url: str | None = None
         self.page_url: str | None = None
-        self.outcome: Outcome | None = None
+        self.result: TrainResult | None = None
         self.clock = TrainClock(created=started)
         self.directory = RunDirectory(
             self.config.run_dir, self.config.checkpoints_kept, self.resumed is not None
@@ -210,7 +209,7 @@ class Run:
         """Kill every process of the run at once; any thread, also a signal handler."""
         self._server.kill()
 
-    async def run(self) -> Outcome:
+    async def run(self) -> TrainResult:
         """Build, train, end and close. Raises the error that ended the run, if any."""
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -218,14 +217,14 @@ class Run:
                 stack.enter_context(slow_stop_told(self._stop_requested, lambda: self.directory.current))
                 reason, error = await self._build_and_train(stack)
                 try:
-                    self.outcome, error = await self.end(reason, error)
+                    self.result, error = await self.end(reason, error)
                 except Exception as failed:  # it must not mask the error that ended the run
                     error = error or failed
                     self.reporter.tell("failed", stop_reason="failed", error=describe_error(error))
                 if error is not None:
                     raise error
-            assert self.outcome is not None
-            return self.outcome
+            assert self.result is not None
+            return self.result
         finally:
             if self._ended.done() and not self._ended.cancelled():
                 self._ended.exception()  # an error that came after the one that ended the run
@@ -384,10 +383,10 @@ class Run:
         self.policy = algorithm.make_policy(spec)
         first = await self._policy_to_begin_with()
         device = choose_device(config.device, self.policy.weight_count)
-        take_own_gpu(device)
+        own_device = take_own_gpu(device)
         warn_of_too_many_threads(config)
         packed, layout = pack_policy(self.policy), ring_layout(config, algorithm, spec)
-        self._make_actors(stack, packed, layout, actor_seed, device)
+        self._make_actors(stack, packed, layout, actor_seed, own_device)
         self.evaluator = RemoteEvaluator(
             self._server,
             self.source,
@@ -450,9 +449,15 @@ class Run:
         stack.push_async_callback(self.pool.close)
         self.inference = None
         if requests is not None:
-            policy = self.algorithm.make_policy(self.spec)  # the server's own
             self.inference = start_server(
-                policy, self.algorithm.exact, device, requests, self.pool, self.mailbox, self.fail
+                self.algorithm.make_policy(self.spec),
+                device,
+                requests,
+                self.pool.rings,
+                self.mailbox,
+                self.pool.wake,
+                self.algorithm.exact,
+                self.fail,
             )
             stack.callback(self.inference.close)
         if self.resumed is not None:
@@ -616,7 +621,7 @@ class Run:
 
     async def end(
         self, reason: str, error: BaseException | None
-    ) -> tuple[Outcome | None, BaseException | None]:
+    ) -> tuple[TrainResult | None, BaseException | None]:
         """Run every step of the end, before any part of the run is closed.
 
         Args:
@@ -652,7 +657,7 @@ class Run:
         summary = self._write_summary(snapshot, evaluation, failure)
         with contextlib.suppress(Exception):  # the run has its result, whether or not it is shown
             self.reporter.show(snapshot)
-        return None if weights is None else self._outcome(weights, evaluation, summary, snapshot), error
+        return None if weights is None else self._result(weights, evaluation, summary, snapshot), error
 
     async def _last_weights(
         self, error: BaseException | None
@@ -700,19 +705,27 @@ class Run:
             warn_of_file("summary.json", failed)
         return summary
 
-    def _outcome(
+    def _result(
         self,
         weights: NDArray[np.float32],
         evaluation: EvaluationResult | None,
         summary: dict[str, Any],
         snapshot: Snapshot,
-    ) -> Outcome:
+    ) -> TrainResult:
         make_policy, schedule, best = self.origin.policy, self.schedule, None
         if schedule.best is not None and schedule.best_weights is not None:
             best = BestPolicy(make_policy(schedule.best_weights, schedule.best), schedule.best)
-        unsaved = self.saver.failure or ("the disk did not answer in time" if self.saver.hangs else "")
-        return Outcome(
-            make_policy(weights, evaluation or snapshot), best, evaluation, summary, snapshot, unsaved
+        run_dir = self.whole[0].run_dir
+        return TrainResult(
+            policy=make_policy(weights, evaluation or snapshot),
+            evaluation=evaluation,
+            stop_reason=snapshot.stop_reason or "stopped",
+            summary=summary,
+            run_dir=Path(run_dir) if run_dir else None,
+            best=best,
+            evaluations=snapshot.evaluations,
+            returns=tuple(self.reporter.returns),
+            unsaved=self.saver.failure or ("the disk did not answer in time" if self.saver.hangs else ""),
         )
 
 

@@ -1,12 +1,10 @@
-"""Result of a run, and the content of `summary.json`, made from the last snapshot."""
+"""Content of `summary.json`, made from the last snapshot."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.learning.learner import LearnerReport
-from asyncrl.policies.portable_policy import BestPolicy, PortablePolicy
 from asyncrl.run.reporting import distribution
 from asyncrl.show.group_statistics import summary_of
 from asyncrl.show.metrics import EvaluationResult, Snapshot
@@ -16,27 +14,6 @@ SAME = (
     *("wall_seconds", "train_seconds", "startup_seconds"),
 )
 """Entries that a snapshot has too, in the order of the file."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Result of a run.
-
-    Attributes:
-        policy: policy with the weights that reached the target, or else with the learner's last weights.
-        best: policy of the best evaluation, or None without an evaluation.
-        evaluation: evaluation of `policy`, or None if there was none.
-        summary: content of `summary.json`.
-        snapshot: the last snapshot.
-        unsaved: reason why the last checkpoint could not be written, "" if it was or the run has no directory.
-    """
-
-    policy: PortablePolicy
-    best: BestPolicy | None
-    evaluation: EvaluationResult | None
-    summary: dict[str, Any]
-    snapshot: Snapshot
-    unsaved: str = ""
 
 
 def end_state(stop_reason: str | None) -> str:

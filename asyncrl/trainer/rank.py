@@ -18,7 +18,7 @@ from pathlib import Path
 from asyncrl.errors import AsyncRLError, GroupLost, StoppedWhileStarting
 from asyncrl.run.switching import own_process
 from asyncrl.show.metrics import Snapshot
-from asyncrl.trainer.rank_messages import JOB, SOCKET, Channel, Job, sendable
+from asyncrl.trainer.ranks import JOB, SOCKET, Channel, Job, sendable
 from asyncrl.trainer.trainer import Trainer
 
 _PR_SET_PDEATHSIG = 1
@@ -47,9 +47,9 @@ def main(directory: Path) -> int:
     trainer._start(callbacks=(_Relay(launcher),) if rank == 0 else ())
     error = _ended(trainer)
     if rank == 0 or error is not None:
-        outcome = trainer._run.outcome if trainer._run is not None and rank == 0 else None
+        result = trainer.result if rank == 0 else None
         with contextlib.suppress(OSError):
-            launcher.send("outcome", rank, outcome, sendable(error))
+            launcher.send("result", rank, result, sendable(error))
     launcher.close()
     if error is None or isinstance(error, StoppedWhileStarting | GroupLost):
         return 0  # otherwise the agent would restart this rank; the launcher already has the error

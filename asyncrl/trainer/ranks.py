@@ -1,8 +1,16 @@
 """Launcher of a run of several groups on this machine; it replaces `Run` in the process that starts them.
 
 launcher (this process) ── torch's elastic agent ── rank 0, rank 1, ...   each a whole run (`rank.py`)
-snapshots, outcome  <── a socket ──  rank 0
+snapshots, result   <── a socket ──  rank 0
 stop                ── the sockets ──>  every rank
+
+Messages are length-prefixed pickles over a Unix socket:
+
+    rank -> launcher    ("hello", rank, pid), ("url", url, page_url), ("snapshot", Snapshot), ("checkpoint", path),
+                        ("result", rank, TrainResult or None, error or None)
+    launcher -> rank    ("stop", reason)
+
+The socket is in a directory that only this user can enter, so both sides may unpickle what they receive.
 """
 
 from __future__ import annotations
@@ -14,26 +22,34 @@ import pickle
 import platform
 import signal
 import socket
+import struct
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import GroupLost, ResourceError, StoppedWhileStarting
+from asyncrl.errors import AsyncRLError, GroupLost, ResourceError, StoppedWhileStarting
+from asyncrl.printable import describe_error
 from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.show.metrics import Snapshot
 from asyncrl.storage.resume import Resumption
-from asyncrl.trainer.rank_messages import JOB, SOCKET, Channel, Job, Message
 
 if TYPE_CHECKING:
     from asyncrl.groups.launch import Failure, Launch
-    from asyncrl.run.summary import Outcome
+    from asyncrl.run.result import TrainResult
+
+SOCKET, JOB = "ranks.sock", "job.pkl"
+"""Files of the launcher's directory."""
+_LENGTH = struct.Struct("!Q")
+
+Message = tuple[Any, ...]
 
 END_SECONDS = 15.0
 """Time limit for the other ranks to end after rank 0, before they are killed."""
@@ -46,6 +62,69 @@ MOST_PATH_BYTES = 64
 """Longest temporary folder (`TMPDIR`) for the ranks' socket, whose whole path may have about 100 bytes; else `/tmp`."""
 
 
+@dataclass(frozen=True)
+class Job:
+    """Job of a rank: all options of the run, the environment, and the checkpoint to resume from."""
+
+    config: TrainerConfig
+    algorithm: Algorithm
+    source: Any
+    resumed: Any = None
+
+
+class Channel:
+    """One end of a connection; `send` from any thread, `receive` from one.
+
+    Args:
+        connection: a stream socket, which this object owns.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket, self._lock = connection, threading.Lock()
+
+    def send(self, *message: Any) -> None:
+        """Send a message; functions in it may be lambdas. Raises OSError if the other end is closed."""
+        try:
+            data = pickle.dumps(message)
+        except Exception:  # a policy holds its algorithm's functions and its network's factory
+            data = pack_policy(message)
+        with self._lock:
+            self._socket.sendall(_LENGTH.pack(len(data)) + data)
+
+    def receive(self) -> Message | None:
+        """Wait for the next message; None if the connection has ended."""
+        head = self._read(_LENGTH.size)
+        body = self._read(_LENGTH.unpack(head)[0]) if head is not None else None
+        return None if body is None else pickle.loads(body)
+
+    def _read(self, count: int) -> bytes | None:
+        parts = bytearray()
+        while len(parts) < count:
+            try:
+                part = self._socket.recv(min(1 << 20, count - len(parts)))
+            except OSError:
+                return None
+            if not part:
+                return None
+            parts += part
+        return bytes(parts)
+
+    def close(self) -> None:
+        """Close the connection; a waiting `receive` returns None."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def sendable(error: BaseException | None) -> BaseException | None:
+    """Return `error`, or an `AsyncRLError` with its text if it cannot be pickled."""
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:
+        return AsyncRLError(describe_error(error)) if error is not None else None
+
+
 class Ranks:
     """One run of several groups; made and used on the run's event-loop thread, like `Run`.
 
@@ -56,7 +135,7 @@ class Ranks:
         trainer, callbacks: see `Run`; the callbacks are called on the launcher's loop at the messages of rank 0.
 
     Attributes:
-        url, page_url, outcome, callbacks: see `Run`; those of rank 0.
+        url, page_url, result, callbacks: see `Run`; those of rank 0.
     """
 
     def __init__(
@@ -71,7 +150,7 @@ class Ranks:
     ) -> None:
         self.url: str | None = None
         self.page_url: str | None = None
-        self.outcome: Outcome | None = None
+        self.result: TrainResult | None = None
         self.callbacks = Callbacks(trainer, callbacks, self.stop, lambda error: self.stop("stopped"))
         self._config, self._job = config, Job(config, algorithm, source, resumed)
         self._on_snapshot = on_snapshot
@@ -101,7 +180,7 @@ class Ranks:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
-    async def run(self) -> Outcome:
+    async def run(self) -> TrainResult:
         """Start the ranks, relay their messages and wait for their end. Raises the error that ended the run."""
         from asyncrl.groups.launch import Launch
 
@@ -126,9 +205,9 @@ class Ranks:
         error = self._error(failures)
         if error is not None:
             raise error
-        if self.outcome is None:
+        if self.result is None:
             raise StoppedWhileStarting("The run was stopped while its groups started; it leaves no policy.")
-        return self.outcome
+        return self.result
 
     async def _close(self, launch: Launch, listener: socket.socket) -> None:
         """End the remaining ranks, then close the connections."""
@@ -154,7 +233,7 @@ class Ranks:
         """
         from asyncrl.groups.launch import describe_failure
 
-        if self.outcome is not None and 0 not in self._errors:
+        if self.result is not None and 0 not in self._errors:
             return None
         known = [self._errors[rank] for rank in sorted(self._errors)]
         if known and (0 not in self._errors or isinstance(known[0], GroupLost | StoppedWhileStarting)):
@@ -212,12 +291,12 @@ class Ranks:
             self._show(values[0])
         elif kind == "checkpoint":
             self.callbacks.checkpoint(values[0])
-        elif kind == "outcome":
-            rank, outcome, error = values
+        elif kind == "result":
+            rank, result, error = values
             if error is not None:
                 self._errors[rank] = error
             if rank == 0:  # the run has ended, whatever the other ranks do
-                self.outcome = outcome
+                self.result = result
                 self.stop("stopped")
                 self._loop.call_later(END_SECONDS, self.kill)
             elif isinstance(error, GroupLost):  # rank 0 may be the lost one, and never report

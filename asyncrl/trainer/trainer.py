@@ -27,18 +27,16 @@ from asyncrl.errors import BlockingCallInLoop, StoppedWhileStarting
 from asyncrl.printable import describe_error
 from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import checked
+from asyncrl.run.result import TrainResult
 from asyncrl.run.switching import paused_collection
 from asyncrl.show.metrics import Snapshot
-from asyncrl.show.notebook import LiveCard, ShownByCard, live_card, running_cell
+from asyncrl.show.notebook import LiveCard, ShownByCard, interrupt_stops, live_card, running_cell
 from asyncrl.storage.config_file import options_by_table
 from asyncrl.trainer import running
 from asyncrl.trainer.arguments import RunOptions, algorithm_and_options, check_learn_arguments, require_steps
-from asyncrl.trainer.kernel_interrupt import interrupt_stops
-from asyncrl.trainer.result import TrainResult
 
 if TYPE_CHECKING:
     from asyncrl.run.run import Run
-    from asyncrl.run.summary import Outcome
     from asyncrl.storage.resume import Resumption
     from asyncrl.trainer.ranks import Ranks
 
@@ -51,8 +49,6 @@ CLOSE_SECONDS = 10.0
 """Time that a run has to end after a stop, before its processes are killed."""
 KILLED_SECONDS = 1.0
 """Time that a run's thread is waited for after its processes were killed."""
-MOST_RETURNS = 400
-"""Most points of `TrainResult.returns`; beyond it every second one is dropped."""
 SERVED_SECONDS = 60.0
 """Time for which `start` waits for the page's address; the start of the run continues afterwards."""
 SIGNAL_SECONDS = 0.25
@@ -208,7 +204,6 @@ class Trainer(ShownByCard):
         self._served = threading.Event()
         self._awaited = True  # whether a caller waits for the result; otherwise an error is printed
         self._snapshot: Snapshot | None = None
-        self._returns: list[tuple[int, float]] = []
         self._listeners: list[Callable[[Snapshot], None]] = []
 
     # --- running -----------------------------------------------------------------------------------------------------
@@ -497,10 +492,9 @@ class Trainer(ShownByCard):
         if reason is not None:
             run.stop(reason)
         try:
-            result = self.result = self._result_of(await run.run())
+            result = await run.run()
         finally:
-            if self.result is None and run.outcome is not None:
-                self.result = self._result_of(run.outcome)
+            self.result = run.result
             run.callbacks.end(self.result)
         if run.callbacks.error is not None:
             raise run.callbacks.error
@@ -550,27 +544,8 @@ class Trainer(ShownByCard):
         self._snapshot = snapshot
         if snapshot.error is None:  # else the run ends now, and `start` raises its error
             self._served.set()
-        if snapshot.return_mean is not None:
-            point = (snapshot.env_steps, snapshot.return_mean)
-            if point not in self._returns[-1:]:  # a new state of the run is shown with the old numbers
-                self._returns.append(point)
-            if len(self._returns) > MOST_RETURNS:
-                del self._returns[1::2]
         for listener in self._listeners:
             listener(snapshot)
-
-    def _result_of(self, outcome: Outcome) -> TrainResult:
-        return TrainResult(
-            policy=outcome.policy,
-            best=outcome.best,
-            evaluation=outcome.evaluation,
-            evaluations=outcome.snapshot.evaluations,
-            returns=tuple(self._returns),
-            stop_reason=outcome.snapshot.stop_reason or "stopped",
-            summary=outcome.summary,
-            run_dir=Path(self.config.run_dir) if self.config.run_dir else None,
-            unsaved=outcome.unsaved,
-        )
 
     def _print_failure(self, error: BaseException) -> None:
         """Print the error that ended a background run."""

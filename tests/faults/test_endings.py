@@ -779,7 +779,7 @@ class Parts:
     max_seconds: float | None = None
     hangs, failure = False, ""
     cut_episodes = finished_episodes = 0
-    actor_wait_seconds = 0.0
+    actor_wait_seconds, returns = 0.0, ()
     state, last, episodes = "training", None, SimpleNamespace(extend=list)
 
     def __init__(self, run: Any, fails: str) -> None:
@@ -836,6 +836,7 @@ class Ending(Run):
         self.directory, self.clock = RunDirectory(path), TrainClock()
         self.group = self._target_weights = self._last_report = None
         self.config = TrainerConfig(env="any", algo="dqn", target_eval_episodes=3)
+        self.whole: Any = (self.config, None)
         self.built = True
         parts: Any = Parts(self, fails)
         self.parts = self.learner = self.saver = self.evaluator = self.origin = self.reporter = parts

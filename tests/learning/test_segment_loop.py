@@ -19,12 +19,12 @@ from asyncrl.config import TrainerConfig
 from asyncrl.envs.checks import spec_of
 from asyncrl.errors import GPUOutOfMemory
 from asyncrl.interfaces import RESET, Segment
+from asyncrl.learning.make_loop import make_loop
 from asyncrl.learning.segment_loop import SegmentLoop
 from asyncrl.learning.update_loop import no_steps
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.segments import SegmentQueue
-from asyncrl.run.update_loops import make_loop
 from asyncrl.shm import RingLayout, RingReader, RingWriter, WeightMailbox
 from asyncrl.shm import Segment as Memory
 

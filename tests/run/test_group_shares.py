@@ -30,17 +30,18 @@ from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.protocols import Policy
 from asyncrl.run import grouped
 from asyncrl.run import run as run_module
-from asyncrl.run.group_shares import (
+from asyncrl.run.grouped import (
+    Group,
     actor_indices,
     made_before,
     made_by_others,
+    own_place,
     seed_of,
     share_of,
     share_of_algorithm,
     shared_options,
     without_others,
 )
-from asyncrl.run.grouped import Group, own_place
 from asyncrl.shm.ring import RingLayout, RingWriter
 from asyncrl.shm.segment import Segment
 from asyncrl.shm.weights import WeightMailbox

@@ -201,3 +201,13 @@ def test_callbacks_hear_of_a_change_once_and_of_the_end() -> None:
     told.show(make_snapshot(env_steps=20, updates=1, stop_reason="total_steps"))
     assert counts.steps == [(0, None), (10, None), (20, None), (20, None), (20, "total_steps")]
     assert len(shown) == 21, "the page is told each time"
+
+
+def test_the_curve_of_returns_has_each_point_once_and_the_newest() -> None:
+    told = reporter()
+    for steps in range(1, 402):
+        told.show(make_snapshot(env_steps=steps, return_mean=float(steps)))
+        for _ in range(4):  # a state is told again and again, such as the progress of an evaluation
+            told.tell("evaluating")
+    assert len(told.returns) == len(set(told.returns)) > 150
+    assert told.returns[-1] == (401, 401.0)

@@ -25,8 +25,7 @@ from waiting import PATIENCE_SECONDS, wait_until
 from asyncrl import DQN, Snapshot, Trainer, TrainerConfig
 from asyncrl.errors import EnvironmentRaised, GroupLost, StoppedWhileStarting
 from asyncrl.groups.launch import describe_failure, free_port
-from asyncrl.trainer.rank_messages import SOCKET, Channel
-from asyncrl.trainer.ranks import Ranks
+from asyncrl.trainer.ranks import SOCKET, Channel, Ranks
 
 SMALL: dict[str, Any] = {"num_actors": 1, "envs_per_actor": 8, "eval_interval_steps": None}
 SMALL |= {"target_eval_episodes": 2, "http": "off"}
@@ -198,10 +197,10 @@ def test_ranks_that_do_not_end_after_one_was_lost_are_killed(monkeypatch: pytest
         killed = asyncio.Event()
         ranks._errors, ranks._loop = {}, asyncio.get_running_loop()
         monkeypatch.setattr(ranks, "kill", killed.set)
-        ranks._receive(None, ("outcome", 1, None, ValueError("its environment failed")))  # type: ignore[arg-type]
+        ranks._receive(None, ("result", 1, None, ValueError("its environment failed")))  # type: ignore[arg-type]
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(killed.wait(), 0.2)
-        ranks._receive(None, ("outcome", 1, None, GroupLost("Rank 0 is lost.", fix="")))  # type: ignore[arg-type]
+        ranks._receive(None, ("result", 1, None, GroupLost("Rank 0 is lost.", fix="")))  # type: ignore[arg-type]
         await asyncio.wait_for(killed.wait(), 10)
 
     asyncio.run(outcomes())
@@ -209,7 +208,7 @@ def test_ranks_that_do_not_end_after_one_was_lost_are_killed(monkeypatch: pytest
 
 def bare_ranks(**attributes: Any) -> Ranks:
     ranks = object.__new__(Ranks)
-    start: dict[str, Any] = {"_errors": {}, "outcome": None, "_reason": None, "_channels": {}, "_pids": {}}
+    start: dict[str, Any] = {"_errors": {}, "result": None, "_reason": None, "_channels": {}, "_pids": {}}
     for name, value in {**start, **attributes}.items():
         setattr(ranks, name, value)
     return ranks
@@ -292,7 +291,7 @@ def test_an_outcome_that_is_still_read_when_the_ranks_have_ended_is_kept(
             connection.connect(str(Path(command[-1]) / SOCKET))
             channel = Channel(connection)
             channel.send("hello", 0, 4711)
-            channel.send("outcome", 0, ["policy", SlowToRead()], None)
+            channel.send("result", 0, ["policy", SlowToRead()], None)
             channel.close()
             wait_until(lambda: "asyncrl-rank" in {thread.name for thread in threading.enumerate()}, "it")
             on_end([])

@@ -1,4 +1,4 @@
-"""The thread of a run: ends by the script's end, a disk that hangs, interrupts and callbacks; the curve of returns."""
+"""The thread of a run: ends by the script's end, a disk that hangs, interrupts and callbacks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from typing import Any
 import gymnasium
 import pytest
 from small_records import small
-from snapshots import make_snapshot
 from waiting import PATIENCE_SECONDS, wait_until
 
 import asyncrl
@@ -290,12 +289,3 @@ def test_the_last_save_is_not_training_time(tmp_path: Path, monkeypatch: pytest.
     run = trainer(run_dir=tmp_path, checkpoint_interval_seconds=1000.0)
     result = run.learn(total_steps=1_000)
     assert set(clocks) == {(False, result.summary["train_seconds"])}
-
-
-def test_the_curve_of_returns_has_each_point_once_and_the_newest() -> None:
-    run = trainer()
-    for steps in range(1, 402):
-        for _ in range(5):  # a state is told again and again, such as the progress of an evaluation
-            run._receive(make_snapshot(env_steps=steps, return_mean=float(steps)))
-    assert len(run._returns) == len(set(run._returns)) > 150
-    assert run._returns[-1] == (401, 401.0)

@@ -82,7 +82,7 @@ def make_loop(
         past = PastSegments(kept, per_batch, algorithm.max_staleness, rng) if kept else None
         return SegmentLoop(algorithm, queue, core, mailbox, past=past, **common)
     replay, batch = _replay_of(algorithm, spec, rings, rng)
-    mirror = _mirror_of(algorithm, spec, core, replay)
+    mirror = mirror_of(algorithm, spec, core, replay)
     loop = LockstepReplayLoop if algorithm.exact else RelaxedReplayLoop
     return loop(algorithm, replay, batch, core, mailbox, mirror=mirror, **common)
 
@@ -110,7 +110,7 @@ def _replay_of(
     return transitions, Batch.allocate(algorithm.batch_size, seen, fields)
 
 
-def _mirror_of(algorithm: Any, spec: EnvSpec, core: Any, replay: RingReplay[Any]) -> ObservationMirror | None:
+def mirror_of(algorithm: Any, spec: EnvSpec, core: Any, replay: RingReplay[Any]) -> ObservationMirror | None:
     """Observations on the learner's device, for the option `replay_device`."""
     if algorithm.replay_device == "cpu":
         return None
