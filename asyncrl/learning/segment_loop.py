@@ -109,7 +109,7 @@ class SegmentLoop(UpdateLoop):
         kept, past_per_batch = algorithm.kept_segments
         past_per_batch = past_per_batch if kept else 0
         return SegmentBalance(
-            SegmentShape(len(self._queue.rings), ring.num_envs, algorithm.segment_length, ring.num_slots),
+            SegmentShape(len(self._queue.rings), ring.num_envs, self._queue.length, ring.num_slots),
             discipline=algorithm.discipline,
             segments_per_batch=self._per_batch,
             queue_batches=algorithm.queue_batches,

@@ -76,8 +76,7 @@ from asyncrl.run.grouped import Group, made_by_others, without_others
 from asyncrl.run.machine import choose_device, require_float32, take_own_gpu, warn_of_too_many_threads
 from asyncrl.run.reporting import Reporter
 from asyncrl.run.result import TrainResult
-from asyncrl.run.run_state import RunState, restore_rings
-from asyncrl.run.saving import CheckpointSaver, warn_of_file
+from asyncrl.run.saving import CheckpointSaver, restore_rings, warn_of_file
 from asyncrl.run.slow_stop import slow_stop_told, within_limit
 from asyncrl.run.summary import summarize
 from asyncrl.run.switching import fast_switching, frozen_objects
@@ -126,8 +125,7 @@ class Run:
         learner: trains.
         evaluator: plays greedy episodes in its own process.
         schedule: evaluates copies of the weights during training.
-        state: takes the run's state for checkpoints, and restores it.
-        saver: writes checkpoints.
+        saver: writes checkpoints, and restores one.
         url: address of the live page, None if none is served.
         page_url: the same with the token in its fragment.
         result: the result, also of a failed run; None before the end, or if there are no weights.
@@ -147,7 +145,6 @@ class Run:
     learner: Learner
     schedule: EvaluationSchedule
     origin: PolicyOrigin
-    state: RunState
     saver: CheckpointSaver
 
     def __init__(
@@ -405,7 +402,7 @@ class Run:
         stack.push_async_callback(self.learner.close)
         await self.saver.look_at_disk(layout.nbytes() * config.actors)
         if self.resumed is not None:
-            await self.state.restore(self.resumed)
+            await self.saver.restore(self.resumed)
 
     async def _policy_to_begin_with(self) -> PortablePolicy | None:
         """Load the policy of `init_from`, whose weights a new run starts with; None without one or when resumed."""
@@ -503,11 +500,17 @@ class Run:
             seed=config.seed,
         )
         self.origin = PolicyOrigin(algorithm, self.source, meta)
-        self.state = RunState(
-            config, algorithm, self.learner, self.pool, self.reporter, self.schedule, clock, self.others
-        )
         self.saver = CheckpointSaver(
-            config, self.directory, self.origin, self.learner, clock, self.state, self.callbacks.checkpoint
+            config,
+            self.origin,
+            self.directory,
+            self.clock,
+            self.learner,
+            self.pool,
+            self.schedule,
+            self.reporter,
+            self.others,
+            self.callbacks.checkpoint,
         )
 
     def _copy_arrived(self) -> None:

@@ -1,6 +1,6 @@
 """Resumption of a run: its options, checked changes of them, and the checkpoint to resume from.
 
-`run_state.py` describes the content of a checkpoint, and how much continues exactly.
+`run/saving.py` describes the content of a checkpoint, and how much continues exactly.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Resumption:
         path: the checkpoint file.
         meta: its header.
         core: state of network and optimiser.
-        run: state of everything else; see `run_state.py`.
+        run: state of everything else; see `run/saving.py`.
         rows: arrays of its replay file, or None if the rings begin empty.
         states: states of the actors, or None if they begin new episodes.
         best: evaluations and weights of the best checkpoint, which may be newer than this one; empty without one.

@@ -384,6 +384,7 @@ class Trainer(ShownByCard):
         elif self._thread.is_alive():
             # Its own reason: a run that was stopped while it is built ends with a policy, see `Run`.
             self._stop_or_kill(self._stop_reason or "interrupted")
+            running.remove(self)
 
     def _stop_or_kill(self, reason: str = "interrupted") -> None:
         """Stop and wait; kill after `CLOSE_SECONDS`, or at a second interrupt."""

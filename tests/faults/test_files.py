@@ -497,12 +497,10 @@ def test_tensorboard_goes_on_after_a_write_that_failed(
 # --- checkpoints that cannot be written ---------------------------------------------------------------------------
 
 
-class EmptyState:
-    """State of a run without rows."""
+class EmptySaver(CheckpointSaver):
+    """Saver of a run whose state is empty."""
 
-    rows, episodes, evaluations = False, 0, 0
-
-    async def take(self) -> dict[str, Any]:
+    async def _take(self, *, rows: bool) -> dict[str, Any]:
         return {"core": {}, "run": {}}
 
 
@@ -514,13 +512,16 @@ class FakeLearner:
 
 
 def saver(
-    run: RunDirectory, learner: Any, state: Any = None, on_saved: Callable[[str], None] = lambda _: None
+    run: RunDirectory, learner: Any, schedule: Any = None, on_saved: Callable[[str], None] = lambda _: None
 ) -> CheckpointSaver:
     from asyncrl.learning.clock import TrainClock
 
     config = TrainerConfig(env="CartPole-v1", algo="dqn")
     origin = PolicyOrigin(ALGORITHM, EnvSource.from_user("CartPole-v1"), meta())
-    return CheckpointSaver(config, run, origin, learner, TrainClock(), state or EmptyState(), on_saved)
+    schedule = schedule or SimpleNamespace(evaluations=())
+    reporter: Any = SimpleNamespace(episodes=SimpleNamespace(count=0))
+    pool: Any = None
+    return EmptySaver(config, origin, run, TrainClock(), learner, pool, schedule, reporter, dict, on_saved)
 
 
 def test_a_checkpoint_that_fails_is_told_once_and_the_best_is_written_later(
@@ -562,8 +563,8 @@ def test_a_state_is_written_once_unless_its_file_is_gone(tmp_path: Path) -> None
     saved: list[str] = []
 
     async def main() -> None:
-        state = EmptyState()
-        saving = saver(directory, learner, state, saved.append)
+        schedule = SimpleNamespace(evaluations=())
+        saving = saver(directory, learner, schedule, saved.append)
         path = await saving.save_latest()
         assert await saving.save_latest() == path == await saving.save_on_request()
         assert len(saved) == 1
@@ -573,7 +574,7 @@ def test_a_state_is_written_once_unless_its_file_is_gone(tmp_path: Path) -> None
         await saving.save_latest(np.ones(3, np.float32))
         assert len(saved) == 3
         assert Path(path).exists()
-        state.evaluations = 1
+        schedule.evaluations = (1,)
         await saving.save_latest(np.ones(3, np.float32))
         learner.updates += 1
         await saving.save_latest(np.ones(3, np.float32))
