@@ -70,7 +70,7 @@ LIBRARIES = (
     Library(
         "JAX of Gymnasium",
         ("jax==0.10.2", "flax==0.12.8"),
-        ("phys2d/CartPole-v1 --algo ppo", "tabular/Blackjack-v0 --algo dqn"),
+        ("phys2d/CartPole-v1 --algo ppo", "tabular/Blackjack-v0 --algo dqn --envs-per-actor 1"),
     ),
     Library(
         "PettingZoo",
@@ -109,7 +109,9 @@ LIBRARIES = (
     Library(
         "popgym", ("popgym==1.0.7",), ("popgym:popgym-RepeatPreviousEasy-v0 --algo ppo --ppo.recurrent gru",)
     ),
-    Library("highway-env", ("highway-env==1.12.1",), ("highway_env:highway-fast-v0 --algo dqn",)),
+    Library(
+        "highway-env", ("highway-env==1.12.1",), ("highway_env:highway-fast-v0 --algo dqn --max-seconds 60",)
+    ),
     Library(
         "flappy-bird-gymnasium",
         ("flappy-bird-gymnasium==0.4.0",),

@@ -15,7 +15,7 @@ from asyncrl.acting.numpy_network import NumpyNetwork
 from asyncrl.acting.schedules import parameters_of
 from asyncrl.envs.observations import SMALLEST_IMAGE, Image, image_of
 from asyncrl.errors import SpacesDoNotFit
-from asyncrl.interfaces import EnvSpec
+from asyncrl.interfaces import EnvSpec, ObservationKind
 
 if TYPE_CHECKING:
     from torch import nn
@@ -142,7 +142,7 @@ def _combined(
     images, start = [], 0
     for leaf in spec.leaves:
         if leaf.kind in ("image", "grid"):
-            grid = "grid" if leaf.kind == "grid" else None
+            grid: ObservationKind | None = "grid" if leaf.kind == "grid" else None
             alone = replace(spec, observation_shape=leaf.shape, frame_stack=1, leaves=())
             image = image_of(
                 replace(alone, observation_kind=grid).stacked(spec.frame_stack), bytes_only=False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -79,10 +79,11 @@ class RecurrentModule(nn.Module):
         cuDNN requires a cell's weights in a separate block, and these are part of a flat vector. torch's switch for
         cuDNN belongs to the process: it would change the convolutions of other threads.
         """
-        packed = encoded if isinstance(encoded, PackedSequence) else None
-        if packed is None:
+        packed: PackedSequence | None = None
+        if isinstance(encoded, Tensor):
             steps, counts = encoded.unbind(0), [len(state)] * len(encoded)
         else:
+            packed = encoded
             counts = packed.batch_sizes.tolist()
             steps = packed.data.split(counts)
             if packed.sorted_indices is not None:
@@ -101,7 +102,8 @@ class RecurrentModule(nn.Module):
         if packed.unsorted_indices is not None:
             state = state.index_select(0, packed.unsorted_indices)
         order = packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices
-        return PackedSequence(torch.cat(outputs), *order), state
+        out: Any = PackedSequence(torch.cat(outputs), *order)
+        return out, state
 
     def _step(self, rows: Tensor, state: Tensor) -> Tensor:
         """State `[n, state_size]` after one row of each of n streams."""

@@ -16,7 +16,6 @@ from asyncrl.acting.schedules import linear, require_rate, value_at
 from asyncrl.algorithms.action_spaces import check_action_space
 from asyncrl.algorithms.observing import Recurrent
 from asyncrl.config import TrainerConfig
-from asyncrl.envs.observations import MASK_KEY
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 from asyncrl.options import (
     FunctionOfProgress,
@@ -92,8 +91,8 @@ class OnPolicy(Recurrent):
     max_grad_norm: float | None = 0.5
     """Maximum gradient norm, over policy and value network together, above 0; none disables clipping."""
 
-    normalize_observations: bool | None = None
-    """Normalise observations by their running mean and deviation, clipped to +-10; none does so with real vectors."""
+    normalize_observations: bool = False
+    """Normalise observations by their running mean and standard deviation, and clip them to +-10."""
 
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return, and clip them to +-10."""
@@ -201,30 +200,22 @@ class OnPolicy(Recurrent):
         """Refuse unsupported action spaces. Raises `SpacesDoNotFit` (ASYNC005)."""
         check_action_space(self, spec, option="squashed" if self.squashed else None)
 
-    def normalizes(self, spec: EnvSpec) -> bool:
-        """Whether observations are normalised: as told, else those that are real-valued and not read by convolutions.
-
-        Bytes, bools and one-hot choices have a scale already; a component that is rarely not zero would be blown up.
-        """
-        if self.normalize_observations is not None:
-            return self.normalize_observations
-        if self.network_for(spec) is not None or spec.observation_dtype != "float32":
-            return False
-        return not spec.leaves or any(
-            leaf.kind == "values" and leaf.path != (MASK_KEY,) for leaf in spec.leaves
-        )
-
-    def for_run(self, spec: EnvSpec, config: TrainerConfig) -> Self:
+    def for_run(self, config: TrainerConfig) -> Self:
         """This record with a value for every option that is left to the run, so that its files show what was chosen.
 
         Segments are so long that a batch has `BATCH_STEPS` steps whatever the number of actors and environments is, and
         at least `SHORTEST` rows, below which advantages would consist of little but the value network's error.
         """
-        length = self.segment_length
-        if length is None:
-            streams = (self.segments_per_batch or config.actors) * config.envs_per_actor
-            length = max(SHORTEST, BATCH_STEPS // streams)
-        return dataclasses.replace(self, segment_length=length, normalize_observations=self.normalizes(spec))
+        if self.segment_length is not None:
+            return self
+        streams = (self.segments_per_batch or config.actors) * config.envs_per_actor
+        return dataclasses.replace(self, segment_length=max(SHORTEST, BATCH_STEPS // streams))
+
+    @property
+    def segment_rows(self) -> int:
+        """`segment_length`, which `for_run` has chosen where it was left to the run."""
+        assert self.segment_length is not None, "for_run chooses it"
+        return self.segment_length
 
     def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
         """Log-probability of the action and, for squashed actions, the latent before tanh."""
@@ -249,7 +240,7 @@ class OnPolicy(Recurrent):
             action=spec.action,
             activation=self.activation,
             squashed=self.squashed and isinstance(spec.action, BoxAction),
-            normalized=self.normalizes(spec),
+            normalized=self.normalize_observations,
             network=self.network_for(spec),
             cell=self.cell,
         )

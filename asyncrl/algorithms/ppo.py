@@ -102,6 +102,7 @@ class PPO(OnPolicy):
 
     learning_rate: float | FunctionOfProgress = 3e-4
     epochs: int = 10
+    normalize_rewards: bool = True
     max_staleness: int | None = 4
 
     gae_lambda: float = 0.95

@@ -6,7 +6,6 @@ asyncrl train --help dqn      and those of DQN
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from asyncrl.algorithms import ALGORITHMS
@@ -84,9 +83,9 @@ def algorithms_named(arguments: Sequence[str]) -> list[str]:
 def last_value(arguments: Sequence[str], flag: str) -> str | None:
     """Last value of a flag in unparsed arguments, None if it is not given."""
     value = None
-    for word, following in itertools.pairwise([*arguments, None]):
+    for index, word in enumerate(arguments):
         if word == flag:
-            value = following
+            value = arguments[index + 1] if index + 1 < len(arguments) else None
         elif word.startswith(f"{flag}="):
             value = word.removeprefix(f"{flag}=")
     return value

@@ -77,7 +77,7 @@ def make_loop(
         "dump_dir": dump_dir,
     }
     if algorithm.update_loop == "segments":
-        queue = SegmentQueue(rings, length=algorithm.segment_length, frame_stack=algorithm.frame_stack)
+        queue = SegmentQueue(rings, length=algorithm.segment_rows, frame_stack=algorithm.frame_stack)
         kept, per_batch = algorithm.kept_segments
         past = PastSegments(kept, per_batch, algorithm.max_staleness, rng) if kept else None
         return SegmentLoop(algorithm, queue, core, mailbox, past=past, **common)

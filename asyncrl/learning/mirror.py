@@ -73,9 +73,10 @@ class ObservationMirror:
         self._copied, self._safe = np.zeros(len(rings), np.int64), np.zeros(len(rings), np.int64)
         self._pending: deque[tuple[Any, NDArray[np.int64]]] = deque()
         self._pinned: list[NDArray[Any]] = []
-        self._stream: Any = torch.cuda.Stream(device) if cuda else None  # type: ignore[no-untyped-call]
+        self._stream: Any = None
         self._gathered: Any = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
         if cuda:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._stream.wait_stream(torch.cuda.current_stream(device))  # which fills the mirror with zeros
             self._pin(rings)
         replay.leave_observations()

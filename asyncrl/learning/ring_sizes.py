@@ -56,7 +56,7 @@ def segment_layout(config: TrainerConfig, algorithm: OnPolicy, spec: EnvSpec) ->
     rows = slots_for(
         discipline=algorithm.discipline,
         num_rings=config.actors,
-        length=algorithm.segment_length,
+        length=algorithm.segment_rows,
         segments_per_batch=algorithm.segments_per_batch or config.actors,
         queue_batches=algorithm.queue_batches,
     )

@@ -55,12 +55,12 @@ class Moments(NamedTuple):
     """Moments of the values that a learner standardises.
 
     Attributes:
-        count: number of values.
+        number: number of values.
         mean: their mean.
         square: sum of their squared deviations from the mean.
     """
 
-    count: float
+    number: float
     mean: float
     square: float
 
@@ -103,7 +103,7 @@ class FlatVector:
         assert parameters.shape == gradient.shape and parameters.dim() == 1
         self.parameters, self.gradient, self.weighted = parameters, gradient, weighted
         first = parameters.storage_offset()
-        starts = [(view.storage_offset() - first, view.numel()) for view in buffers]
+        starts = [(int(view.storage_offset() - first), view.numel()) for view in buffers]
         places = [torch.arange(start, start + count) for start, count in starts]
         self.buffers = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
         self.shared = tuple(one for one in shared if one is not None)

@@ -56,7 +56,7 @@ class GraphedFunction:
         It is the capture's: autograd accumulates a parameter's gradient on the stream of the first call that is alive.
         """
         if self._stream is None:
-            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(self._device)
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):

@@ -81,7 +81,8 @@ class _Settings:
     def __init__(self) -> None:
         self._lock, self._inside = threading.Lock(), dict.fromkeys(get_args(Setting), 0)
         self._products: Setting | None = None
-        self._products_before = self._convolutions_before = ("", "", "")
+        self._products_before: tuple[Any, Any, Any] = (None, "", "")
+        self._convolutions_before: tuple[Any, Any, Any] = (None, "", "")
 
     def enter(self, setting: Setting) -> None:
         """Enter a context with this setting."""
@@ -104,7 +105,8 @@ class _Settings:
             self._set_products(next((name for name in ("bfloat16", "tf32") if self._inside[name]), None))
 
     def _set_products(self, wanted: Any) -> None:
-        on_gpu, on_cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+        backends: Any = torch.backends
+        on_gpu, on_cpu = backends.cuda.matmul, backends.mkldnn.matmul
         if wanted == self._products:
             return
         if self._products is None:
@@ -124,7 +126,7 @@ class _Settings:
             on_gpu.allow_tf32 = True
 
     def _set_convolutions(self, float32: bool) -> None:
-        cudnn = torch.backends.cudnn
+        cudnn: Any = torch.backends.cudnn
         if float32:
             before = _legacy(lambda: cudnn.allow_tf32), cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
             self._convolutions_before = before

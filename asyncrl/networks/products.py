@@ -76,8 +76,9 @@ def products(
         precision: context for products with no side below `NARROW`; None for float32.
         numpy: whether NumPy computes those in float32.
     """
-    reduced = precision is not None and min(*x.shape[-2:], w.shape[-1]) >= NARROW
-    if numpy and not reduced:
+    if min(*x.shape[-2:], w.shape[-1]) < NARROW:
+        precision = None
+    if numpy and precision is None:
         arrays = x.numpy(), w.numpy(), out.numpy()
         return [
             partial(np.dot, *three) for three in (zip(*arrays, strict=True) if x.dim() == 3 else [arrays])
@@ -87,7 +88,7 @@ def products(
         x, w, out = x[0], w[0], out[0]
     if x.dim() == 2:
         product = torch.mm
-    if reduced:
+    if precision is not None:
         return [partial(_reduced, precision, partial(product, x, w, out=out))]
     if x.dim() == 2 and w.shape[1] == 1:  # a quarter of the time of a product of matrices
         return [partial(torch.mv, x, w[:, 0], out=out[:, 0])]
@@ -103,7 +104,8 @@ class _Threads:
     """Threads of NumPy's products while runs need them; the setting belongs to the process."""
 
     def __init__(self) -> None:
-        self._lock, self._runs, self._limit = threading.Lock(), 0, None
+        self._lock, self._runs = threading.Lock(), 0
+        self._limit: Any = None
 
     @contextmanager
     def limited(self, count: int) -> Iterator[None]:

@@ -104,7 +104,7 @@ class FolderServer(HttpServer):
 
     def _name(self, run: KeptRun) -> str:
         path = run.path.relative_to(self._folder).as_posix() if run.path != self._folder else run.path.name
-        return _clean(path)
+        return str(_clean(path))
 
     def _unchanged(self, name: str, run: KeptRun) -> tuple[Signature, KeptRun]:
         """The known signature and run if none of the run's files has changed, else the new ones."""

@@ -66,7 +66,7 @@ class Twin:
 
     def inputs(self, obs: np.ndarray) -> torch.Tensor:
         x = obs.reshape(-1, math.prod(self.spec.observation_shape)).astype(np.float32)
-        if self.config.normalizes(self.spec):
+        if self.config.normalize_observations:
             mean, scale = self.statistics
             return torch.from_numpy(np.clip((x - mean) * scale, -10, 10))
         return torch.from_numpy(
