@@ -14,6 +14,9 @@ from typing import Any, Literal
 from asyncrl.option_docs import documented
 from asyncrl.options import coerce, option_help, require_at_least, require_fraction, require_positive
 
+EPISODE_WINDOW = 100
+"""Number of training episodes in the mean `rollout/ep_rew_mean`, as in Stable-Baselines3."""
+
 
 @documented
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +62,6 @@ class TrainerConfig:
 
     eval_interval_steps: int | None = 25_000
     """Environment steps between greedy evaluations; none evaluates at the end only."""
-
-    eval_interval_seconds: float | None = None
-    """Seconds between greedy evaluations, instead of steps; results then depend on the machine's speed."""
 
     eval_episodes: int = 10
     """Episodes per regular evaluation."""
@@ -156,7 +156,7 @@ class TrainerConfig:
         self._check_ranges()
 
     def _check_ranges(self) -> None:
-        for name in ("seed", "max_restarts", "eval_interval_seconds"):
+        for name in ("seed", "max_restarts"):
             require_at_least(name, getattr(self, name), 0)
         for name in ("num_actors", "envs_per_actor", "total_steps", "eval_episodes", "target_eval_episodes"):
             require_at_least(name, getattr(self, name), 1)
@@ -180,10 +180,8 @@ class TrainerConfig:
             require_positive(name, getattr(self, name))
         for name in ("report_interval_seconds", "checkpoint_interval_seconds"):
             require_positive(name, getattr(self, name))
-        if self.target_return is not None and self.eval_interval_steps is self.eval_interval_seconds is None:
-            raise ValueError(
-                "target_return must come with eval_interval_steps or eval_interval_seconds, got neither"
-            )
+        if self.target_return is not None and self.eval_interval_steps is None:
+            raise ValueError("target_return must come with eval_interval_steps, got none")
         if isinstance(self.http, int) and not 1 <= self.http <= 65535:
             raise ValueError(f"http must be auto, off or a port from 1 to 65535, got {self.http}")
 

@@ -1,4 +1,4 @@
-"""`asyncrl bench ENV`: measure the speed of environment, actors, learner and all together, by `trainer/sides.py`."""
+"""`asyncrl bench ENV`: measure the speed of environment, actors, learner and all together, by `pilots.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncrl.cli.flags import Parser
 
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
-    from asyncrl.trainer.sides import Sides
+    from asyncrl.cli.pilots import Sides
 
 OPTIONS = (*plan.OPTIONS[:2], "num_actors", *plan.OPTIONS[2:])
 """Options of the run that affect its speed."""
@@ -41,9 +41,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def run(options: argparse.Namespace, server: ForkServer) -> None:
     """Measure and print. Raises what a run raises."""
     from asyncrl.actors.probe import trial
+    from asyncrl.cli.pilots import Sides, actors_alone, learner_alone, run_pilot
     from asyncrl.envs.source import EnvSource
-    from asyncrl.trainer.pilot import run_pilot
-    from asyncrl.trainer.sides import Sides, actors_alone, learner_alone
 
     config, algorithm, seconds = options.config, options.algorithm, options.seconds
     source = EnvSource.from_user(config.env).changed(config.env_kwargs, config.wrappers)

@@ -1,4 +1,4 @@
-"""`asyncrl plan ENV`: measure the fastest numbers of actors and environments on this machine, by `trainer/pilot.py`."""
+"""`asyncrl plan ENV`: measure the fastest numbers of actors and environments on this machine, by `pilots.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asyncrl.config import TrainerConfig, usable_cores
 from asyncrl.options import option_values
 
 if TYPE_CHECKING:
-    from asyncrl.trainer.pilot import Pilot
+    from asyncrl.cli.pilots import Pilot
 
 OPTIONS = (
     "algo",
@@ -91,7 +91,7 @@ def parse_pilot(arguments: Sequence[str], make: Callable[[str | None], Parser]) 
 
 def run(options: argparse.Namespace) -> None:
     """Measure and print. Raises what a run raises."""
-    from asyncrl.trainer.pilot import fastest, plan
+    from asyncrl.cli.pilots import fastest, plan
 
     cores = options.cores or usable_cores()
     live = sys.stderr.isatty() and not options.json

@@ -8,11 +8,10 @@ import pytest
 
 from asyncrl import DQN, PPO
 from asyncrl.cli import bench
+from asyncrl.cli import pilots as module
 from asyncrl.cli.main import main
+from asyncrl.cli.pilots import Pilot, Sides, actors_alone, learner_alone
 from asyncrl.config import TrainerConfig
-from asyncrl.trainer import sides as module
-from asyncrl.trainer.pilot import Pilot
-from asyncrl.trainer.sides import Sides, actors_alone, learner_alone
 
 
 def pilot(steps: float, updates: float, learner_waits: float = 0.0, actors_wait: float = 0.0) -> Pilot:

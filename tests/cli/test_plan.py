@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.cli import plan
 from asyncrl.cli.main import main
-from asyncrl.trainer.pilot import Pilot
+from asyncrl.cli.pilots import Pilot
 
 
 def test_presets_and_flags_become_the_records_of_the_pilots() -> None:

@@ -203,7 +203,7 @@ def test_no_series_of_prometheus_ends_while_the_run_goes_on(server: ServerThread
 
 
 @pytest.mark.parametrize(
-    ("module", "library"), [("asyncrl.server", "prometheus_client"), ("asyncrl.run.coordinator", "aiohttp")]
+    ("module", "library"), [("asyncrl.server", "prometheus_client"), ("asyncrl.run.run", "aiohttp")]
 )
 def test_a_library_is_loaded_when_it_is_needed_only(module: str, library: str) -> None:
     script = f"import sys, {module}; sys.exit({library!r} in sys.modules)"
