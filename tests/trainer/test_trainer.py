@@ -15,7 +15,6 @@ import urllib.request
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from waiting import PATIENCE_SECONDS, wait_until
 
 import asyncrl
@@ -329,6 +328,8 @@ def test_a_batch_above_the_capacity_names_the_limit():
 
 @pytest.mark.parametrize("algorithm", [DQN(), PPO()], ids=["dqn", "ppo"])
 def test_another_default_dtype_of_the_caller_is_refused(algorithm):
+    import torch  # not above: actors import this module
+
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
