@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from asyncrl.cli.call_limit import CallLimit, LimitedEnv
 from asyncrl.cli.flags import Parser, PolicyParser
 from asyncrl.errors import ConfigurationError
-from asyncrl.options import require_at_least, require_positive
+from asyncrl.options import Count, NotNegative, Positive, check_options
 
 if TYPE_CHECKING:
     from asyncrl.policies.portable_policy import PortablePolicy
@@ -37,26 +37,23 @@ class EnjoyOptions:
     video: str | None = None
     """File to record instead of a window: .mp4, .gif, .webm, .mkv or .mov; an existing one is replaced."""
 
-    episodes: int = 3
+    episodes: Count = 3
     """Greedy episodes to play."""
 
-    fps: float | None = None
+    fps: Positive | None = None
     """Frames per second of the video; none means the environment's own."""
 
     checkpoint: str | None = None
     """Checkpoint of the run: best, latest or a number of steps; none means best, or latest if nothing was evaluated."""
 
-    seed: int = 0
+    seed: NotNegative = 0
     """Seed of the episodes."""
 
-    step_timeout_seconds: float = 60.0
+    step_timeout_seconds: Positive = 60.0
     """Maximum seconds of one call of the environment, its rendering included; a longer one counts as hung."""
 
     def __post_init__(self) -> None:
-        require_at_least("episodes", self.episodes, 1)
-        require_at_least("seed", self.seed, 0)
-        require_positive("fps", self.fps)
-        require_positive("step_timeout_seconds", self.step_timeout_seconds)
+        check_options(self)
         if self.fps is not None and self.video is None:
             raise ValueError("fps must come with video: a window has the environment's own pace")
 

@@ -86,7 +86,7 @@ def test_placeholders_of_values() -> None:
     assert [metavar(options[name]) for name in ("seed", "device", "http", "run_dir", "max_seconds")] == [
         *("N", "auto|cpu|cuda", "N|auto|off", "TEXT", "X")
     ]
-    assert metavar(Option("sizes", tuple[int, ...], (), "")) == "N,N"
+    assert metavar(Option("sizes", tuple[int, ...], (), "", "")) == "N,N"
 
 
 def test_the_list_of_commands_names_each(capsys: pytest.CaptureFixture[str]) -> None:
