@@ -67,7 +67,7 @@ class AverageFuser:
         """See `Fuser`; final if every group has finished. Raises `PeerLost`."""
         round_ = self._rounds.end()
         mean, buffers = round_.mean(out=round_.total), self._deltas.buffers
-        statistics = mean if buffers is None else mean[buffers]
+        statistics = mean[:0] if buffers is None else mean[buffers]
         if self._momentum:
             self._velocity.mul_(self._momentum).add_(mean[self._weights])
             self.anchor[self._weights].add_(self._velocity, alpha=self._rate * self._momentum)

@@ -102,8 +102,8 @@ class FlatVector:
     ) -> None:
         assert parameters.shape == gradient.shape and parameters.dim() == 1
         self.parameters, self.gradient, self.weighted = parameters, gradient, weighted
-        first = int(parameters.storage_offset())
-        starts = [(int(view.storage_offset()) - first, view.numel()) for view in buffers]
+        first = parameters.storage_offset()
+        starts = [(int(view.storage_offset() - first), view.numel()) for view in buffers]
         places = [torch.arange(start, start + count) for start, count in starts]
         self.buffers = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
         self.shared = tuple(one for one in shared if one is not None)
@@ -117,6 +117,11 @@ class FlatVector:
         """Call `on_update`; to be called before the forward pass of an update."""
         if self.on_update is not None:
             self.on_update()
+
+    def wait(self) -> None:
+        """Wait until the device has made the updates that were launched on it; on the CPU they are made."""
+        if self.parameters.is_cuda:
+            torch.cuda.current_stream(self.parameters.device).synchronize()
 
     def begin_step(self, samples: float = 1.0, ends: bool = False) -> bool:
         """Call `on_step` between backward pass and optimiser step; return whether the pass ends.

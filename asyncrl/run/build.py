@@ -92,8 +92,7 @@ async def build(
     if resumed is not None:
         restore_rings(pool, resumed, getattr(algorithm, "segment_rows", 1))
     reporting.describe(pool, policy, is_exact(algorithm))
-    evaluator = _evaluator(setup, policy_bytes, evaluator_seed)
-    stack.push_async_callback(evaluator.close)
+    evaluator = _evaluator(setup, policy_bytes, evaluator_seed, stack)
     core = await _start(pool, thread, partial(_make_updater, algorithm, setup.spec, device, core_seed, first))
     await _look_at_disk(setup, plan, thread, core, policy.weight_count)
     learner = _learner(setup, loop, core, pool, connections, thread)
@@ -221,9 +220,11 @@ def _make_updater(
     return core
 
 
-def _evaluator(setup: Setup, policy_bytes: bytes, seed: int) -> RemoteEvaluator:
+def _evaluator(
+    setup: Setup, policy_bytes: bytes, seed: int, stack: contextlib.AsyncExitStack
+) -> RemoteEvaluator:
     config = setup.config
-    return RemoteEvaluator(
+    evaluator = RemoteEvaluator(
         setup.server,
         setup.source,
         setup.spec,
@@ -232,6 +233,8 @@ def _evaluator(setup: Setup, policy_bytes: bytes, seed: int) -> RemoteEvaluator:
         limits=_limits(config),
         max_episode_steps=config.eval_max_episode_steps,
     )
+    stack.push_async_callback(evaluator.close)
+    return evaluator
 
 
 def _limits(config: TrainerConfig) -> ProcessLimits:
