@@ -171,9 +171,9 @@ def option_help(record: type) -> Mapping[str, Option]:
 
 @functools.cache
 def _options(record: type) -> Mapping[str, Option]:
+    hints, (docs, complete) = _hints(record), field_docstrings(record)
     if not dataclasses.is_dataclass(record):
         raise TypeError(f"record must be a dataclass, got {record!r}")
-    hints, (docs, complete) = _hints(record), field_docstrings(record)
     options = {}
     for field in dataclasses.fields(record):
         if not field.metadata.get("option", True):

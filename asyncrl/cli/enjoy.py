@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.cli.call_limit import CallLimit, LimitedEnv
 from asyncrl.cli.flags import Parser, PolicyParser
 from asyncrl.errors import ConfigurationError
 from asyncrl.options import Count, NotNegative, Positive, check_options
@@ -21,10 +20,6 @@ if TYPE_CHECKING:
 
 class WindowClosed(Exception):
     """Raised when the user closes the window; ends the command with exit code 0."""
-
-
-READY_SECONDS = 60.0
-"""Minimum time limit for building the environment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +43,6 @@ class EnjoyOptions:
 
     seed: NotNegative = 0
     """Seed of the episodes."""
-
-    step_timeout_seconds: Positive = 60.0
-    """Maximum seconds of one call of the environment, its rendering included; a longer one counts as hung."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -83,17 +75,8 @@ def run(options: EnjoyOptions) -> None:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     policy = load(options.run, checkpoint=options.checkpoint, trusted=True)
     path = checkpoint_file(Path(options.run).expanduser(), options.checkpoint)
-    writer: VideoWriter | None = None
-
-    def drop_video() -> None:
-        if writer is not None:
-            writer.drop()
-
     with contextlib.ExitStack() as stack:
-        limit = CallLimit(max(READY_SECONDS, options.step_timeout_seconds), policy.source.name, drop_video)
-        stack.enter_context(limit)
-        made = limit.ask("its constructor", policy.make_env, "human" if video is None else "rgb_array")
-        env, limit.seconds = LimitedEnv(made, limit), options.step_timeout_seconds
+        env = policy.make_env("human" if video is None else "rgb_array")
         stack.callback(close_env, env)
         print(f"policy       {policy.describe(path)}", flush=True)
         if video is None:

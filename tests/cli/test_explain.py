@@ -144,4 +144,6 @@ def test_completion_knows_commands_and_options(
 def test_a_range_is_said_once(name: str) -> None:
     text, _ = explain(name)
     description, _, facts = text.partition("  flag ")
-    assert facts.count("  range ") == 1 and "at least 1" not in description and "from 0 to 1" not in description
+    assert (
+        facts.count("  range ") == 1 and "at least 1" not in description and "from 0 to 1" not in description
+    )

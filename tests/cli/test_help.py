@@ -12,8 +12,7 @@ from waiting import PATIENCE_SECONDS
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.cli.flags import UNLISTED, first_clause, metavar
-from asyncrl.cli.main import main
-from asyncrl.cli.table import COMMANDS
+from asyncrl.cli.main import COMMANDS, main
 from asyncrl.cli.train_flags import SECTIONS, WITHOUT_HELP, sections
 from asyncrl.config import TrainerConfig
 from asyncrl.options import Option, option_help

@@ -56,7 +56,7 @@ def test_a_head_has_two_seconds_however_it_trickles(own: ServerThread) -> None:
     assert own.server._guard is not None
     began, timers = time.monotonic(), head_timers(own.server._guard)
     with own.open(HALF) as trickling, own.open() as silent, own.open() as second:
-        # Others may connect too: `asyncrl ps` in another worker's test asks the ports of this process.
+        # Others may connect too: `asyncrl ls` in another worker's test asks the ports of this process.
         ports = [connection.getsockname()[1] for connection in (trickling, silent, second)]
         # A whole request first: the time of the next one's head begins with its first byte.
         second.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")

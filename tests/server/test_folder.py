@@ -21,7 +21,7 @@ from headless_browser import Browser
 from serving import PATIENCE_SECONDS, TOKEN, ServerThread
 
 import asyncrl
-from asyncrl.cli.table import COMMANDS
+from asyncrl.cli.main import COMMANDS
 from asyncrl.server.curves import MOST_POINTS, curves
 from asyncrl.server.discovery import port_in_use
 from asyncrl.server.folder import FolderServer
