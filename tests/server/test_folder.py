@@ -21,7 +21,7 @@ from headless_browser import Browser
 from serving import PATIENCE_SECONDS, TOKEN, ServerThread
 
 import asyncrl
-from asyncrl.cli.table import COMMANDS
+from asyncrl.cli.main import COMMANDS
 from asyncrl.server.discovery import port_in_use
 from asyncrl.server.folder import MOST_POINTS, FolderServer, curves
 from asyncrl.server.pages import FOLDER_PAGE, load_page

@@ -55,7 +55,7 @@ def test_a_port_that_a_silent_stranger_holds_is_asked_once_for_half_a_second() -
                 with stranger.accept()[0] as connection:
                     requests.append(connection.recv(4096))
     assert sum(b"aiohttp" in request for request in requests) == 1, (
-        "`asyncrl ps` of another test asks by urllib"
+        "`asyncrl ls` of another test asks by urllib"
     )
     assert discovery.ASK_SECONDS == 0.5
 
