@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from asyncrl.options import (
-    Coefficient,
     Count,
     Fraction,
     NotNegative,
@@ -22,6 +21,9 @@ from asyncrl.options import (
     check_options,
     documented,
 )
+
+EPISODE_WINDOW = 100
+"""Number of training episodes in the mean `rollout/ep_rew_mean`, as in Stable-Baselines3."""
 
 
 @documented
@@ -68,9 +70,6 @@ class TrainerConfig:
 
     eval_interval_steps: Count | None = 25_000
     """Environment steps between greedy evaluations; none evaluates at the end only."""
-
-    eval_interval_seconds: Coefficient | None = None
-    """Seconds between greedy evaluations, instead of steps; results then depend on the machine's speed."""
 
     eval_episodes: Count = 10
     """Episodes per regular evaluation."""
@@ -162,10 +161,8 @@ class TrainerConfig:
         check_options(self)
         if self.fusion_moments and self.fusion != "average":
             raise ValueError(f"fusion_moments must be false with fusion={self.fusion!r}, got True")
-        if self.target_return is not None and self.eval_interval_steps is self.eval_interval_seconds is None:
-            raise ValueError(
-                "target_return must come with eval_interval_steps or eval_interval_seconds, got neither"
-            )
+        if self.target_return is not None and self.eval_interval_steps is None:
+            raise ValueError("target_return must come with eval_interval_steps, got none")
 
     @property
     def only_evaluation_stops(self) -> bool:

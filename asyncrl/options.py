@@ -222,7 +222,7 @@ def check_options(record: Any, keep: Iterable[str] = ()) -> None:
     for name, option in option_help(type(record)).items():
         if name not in keep:
             object.__setattr__(record, name, coerce(name, option.type, getattr(record, name)))
-    hints = _hints(type(record))
+    hints = _hints(record.__class__)
     for field in dataclasses.fields(record):
         for constraint in hints[field.name][1]:
             constraint.check(field.name, getattr(record, field.name))

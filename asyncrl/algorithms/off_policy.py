@@ -138,6 +138,11 @@ class OffPolicy(Observing):
             )
 
     @property
+    def exact(self) -> bool:
+        """Whether the numbers of a run do not depend on timing: every discipline but the relaxed one."""
+        return self.discipline != "relaxed"
+
+    @property
     def sample_rows(self) -> int:
         """Rows that must be published after a sample's first row before the sample can be drawn."""
         return self.n_step

@@ -151,6 +151,11 @@ class OnPolicy(Recurrent):
             )
 
     @property
+    def exact(self) -> bool:
+        """Whether the numbers of a run do not depend on timing: every discipline but the relaxed one."""
+        return self.discipline != "relaxed"
+
+    @property
     def kept_segments(self) -> tuple[int, int]:
         """Capacity of the replay of past segments, and number of them mixed into every batch."""
         return 0, 0

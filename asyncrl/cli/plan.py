@@ -20,8 +20,7 @@ from asyncrl.options import option_values
 
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
-    from asyncrl.trainer.pilot import Pilot
-    from asyncrl.trainer.sides import Sides
+    from asyncrl.cli.pilots import Pilot, Sides
 
 OPTIONS = (
     "algo",
@@ -95,9 +94,8 @@ def run(options: argparse.Namespace, server: ForkServer) -> None:
 def _measure(options: argparse.Namespace, server: ForkServer) -> tuple[Sides, list[Pilot]]:
     """Measure the runs, then environment, actors and learner alone with the numbers of the fastest run."""
     from asyncrl.actors.probe import trial
+    from asyncrl.cli.pilots import Sides, actors_alone, fastest, learner_alone, plan, run_pilot
     from asyncrl.envs.source import EnvSource
-    from asyncrl.trainer.pilot import fastest, plan, run_pilot
-    from asyncrl.trainer.sides import Sides, actors_alone, learner_alone
 
     config, algorithm, seconds = options.config, options.algorithm, options.seconds
     source = EnvSource.from_user(config.env).changed(config.env_kwargs, config.wrappers)

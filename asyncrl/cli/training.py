@@ -19,9 +19,9 @@ from asyncrl.errors import ResourceError
 from asyncrl.learning.clock import PROGRAM_START
 from asyncrl.printable import error_text
 from asyncrl.protocols import Algorithm
+from asyncrl.run.result import TrainResult
 from asyncrl.show.console import RunConsole, discard
 from asyncrl.show.metrics import EvaluationResult, Snapshot
-from asyncrl.trainer.run_thread import TrainResult
 from asyncrl.trainer.trainer import Trainer
 
 LEADS = os.environ.get("RANK", "0") == "0"

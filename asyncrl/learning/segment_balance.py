@@ -62,11 +62,6 @@ Discipline = Literal["relaxed", "lockstep", "synchronous"]
 DISCIPLINES: tuple[Discipline, ...] = ("relaxed", "lockstep", "synchronous")
 
 
-def is_exact(algorithm: object) -> bool:
-    """Whether the algorithm's discipline makes the numbers of a run independent of timing."""
-    return getattr(algorithm, "discipline", "relaxed") != "relaxed"
-
-
 @dataclass(frozen=True)
 class SegmentShape:
     """Shape of rings and segments.

@@ -14,7 +14,7 @@ from waiting import PATIENCE_SECONDS
 
 from asyncrl.cli.main import main
 from asyncrl.cli.text_table import age, number, text_table
-from asyncrl.server.curves import curves as page_curves
+from asyncrl.server.folder import curves as page_curves
 from asyncrl.show.curves import curves as show_curves
 from asyncrl.show.kept_run import KeptRun, differing_options, find_runs, is_run
 from asyncrl.storage.run_directory import RunDirectory

@@ -8,12 +8,11 @@ import warnings
 import pytest
 
 from asyncrl import DQN, PPO
+from asyncrl.cli import pilots as module
 from asyncrl.cli import plan
 from asyncrl.cli.main import main
+from asyncrl.cli.pilots import Pilot, Sides, actors_alone, learner_alone
 from asyncrl.config import TrainerConfig
-from asyncrl.trainer import sides as module
-from asyncrl.trainer.pilot import Pilot
-from asyncrl.trainer.sides import Sides, actors_alone, learner_alone
 
 
 def test_presets_and_flags_become_the_records_of_the_pilots() -> None:

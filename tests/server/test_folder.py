@@ -22,9 +22,8 @@ from serving import PATIENCE_SECONDS, TOKEN, ServerThread
 
 import asyncrl
 from asyncrl.cli.main import COMMANDS
-from asyncrl.server.curves import MOST_POINTS, curves
 from asyncrl.server.discovery import port_in_use
-from asyncrl.server.folder import FolderServer
+from asyncrl.server.folder import MOST_POINTS, FolderServer, curves
 from asyncrl.server.pages import FOLDER_PAGE, load_page
 from asyncrl.show.kept_run import KeptRun
 
