@@ -41,7 +41,7 @@ DOORS = {
             "learning.divergence",
             "learning.mirror",
         ),
-        *("storage.state_tensors", "run.machine", "groups.*"),
+        *("storage.state_tree", "run.machine", "groups.*"),
     ),
     "torch.distributed": ("groups.*",),
     "matplotlib": ("show.picture",),
@@ -56,7 +56,7 @@ DOORS = {
     "imageio_ffmpeg": ("show.video",),
     "onnx": ("policies.onnx_export", "policies.onnx_networks"),
     "threadpoolctl": ("networks.products",),
-    "safetensors": ("policies.policy_file", "storage.state_tensors"),
+    "safetensors": (),
     "multiprocessing": (),
 }
 

@@ -29,7 +29,7 @@ from asyncrl.acting.trained_policy import TrainedPolicy
 from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import BoxAction, DiscreteAction, MultiDiscreteAction
 from asyncrl.policies.onnx_networks import Graph, can_export, network_outputs
-from asyncrl.storage.checkpoint_format import write_atomically
+from asyncrl.storage.atomic_file import write_atomically
 from asyncrl.version import __version__
 
 OPSET = 17

@@ -36,7 +36,8 @@ from asyncrl.run.evaluate import EvaluationSchedule
 from asyncrl.run.reporting import Reporting
 from asyncrl.shm.ring_rows import arrays_of, first_kept, pieces, position_of
 from asyncrl.show.metrics import EvaluationResult
-from asyncrl.storage.replay_file import SUFFIX, RowArray, write_rows
+from asyncrl.storage.replay_file import SUFFIX, write_rows
+from asyncrl.storage.tensor_file import StoredArray
 
 ACTORS_SECONDS = 10.0
 """Time limit for the actors to use up their grants and to send their state."""
@@ -135,12 +136,12 @@ class RunCapture:
             "first": np.array([first_kept(p.published, p.granted, rings[0].num_slots) for p in at], np.int64),
         }
 
-    def _row_arrays(self, rings: Mapping[str, Any], states: list[bytes] | None) -> list[RowArray]:
+    def _row_arrays(self, rings: Mapping[str, Any], states: list[bytes] | None) -> list[StoredArray]:
         """Arrays of the rows file; they are views of shared memory."""
         found = []
         for i, state in enumerate(states or ()):
             data = functools.partial(iter, (np.frombuffer(state, np.uint8),))
-            found.append(RowArray(f"actor{i}", "uint8", (len(state),), data))
+            found.append(StoredArray(f"actor{i}", "uint8", (len(state),), data))
         priorities = self.learner.priorities
         firsts, ends = rings["first"].tolist(), rings["published"].tolist()
         for index, (ring, first, end) in enumerate(zip(self.pool.rings, firsts, ends, strict=True)):
@@ -151,7 +152,7 @@ class RunCapture:
                 rows = end - first + 1
                 shape = (*array.shape[:axis], rows, *array.shape[axis + 1 :])
                 parts = functools.partial(pieces, array, axis, first, rows, ring.num_slots)
-                found.append(RowArray(f"ring{index}/{name}", str(array.dtype), shape, parts))
+                found.append(StoredArray(f"ring{index}/{name}", str(array.dtype), shape, parts))
         return found
 
 
