@@ -119,7 +119,7 @@ class ContinuousUpdate(ReplayUpdate):
     """
 
     config: ContinuousControl
-    STATE = (
+    STATE: tuple[str, ...] = (
         *ReplayUpdate.STATE,
         *("policy", "critics", "log_alpha", "target_policy", "_optimizers", "generator", "last_actor_loss"),
     )

@@ -29,7 +29,7 @@ class RunningMoments(Stateful):
         square: `[N]`, sum of the squared deviations from the mean.
     """
 
-    STATE = ("count", "mean", "square")
+    STATE: tuple[str, ...] = ("count", "mean", "square")
 
     def __init__(self, size: int) -> None:
         self.count = 0

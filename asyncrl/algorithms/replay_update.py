@@ -47,7 +47,7 @@ class ReplayUpdate(Stateful, ABC):
             update of 64x64 networks on 128 items is a tenth faster in this mode.
     """
 
-    STATE = ("bounds", "statistics", "_updates")
+    STATE: tuple[str, ...] = ("bounds", "statistics", "_updates")
     vector: FlatVector
     kernels = False
     _scaling: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None

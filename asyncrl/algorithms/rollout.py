@@ -50,7 +50,7 @@ class Rollout:
         progress: completed fraction of the run's steps at the start of the iteration, for schedules.
     """
 
-    STATE = (
+    STATE: tuple[str, ...] = (
         *("shape", "x", "action", "mask", "_columns", "reward", "flags", "behaviour", "weight"),
         *("_statistics", "progress"),
     )
