@@ -17,11 +17,10 @@ from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.saved_state import copied, require_like, restore
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.algorithms.value_bounds import ValueBounds
-from asyncrl.interfaces import Batch, EnvSpec, UpdateResult
+from asyncrl.interfaces import Batch, EnvSpec, SequenceBatch, UpdateResult
 from asyncrl.networks.flat_vector import FlatVector
 from asyncrl.networks.matmul_precision import MatmulPrecision
 from asyncrl.networks.parameters import HostCopy
-from asyncrl.sequences import SequenceBatch
 
 
 class ReplayUpdate(ABC):

@@ -97,8 +97,8 @@ def _final(row: dict[str, Any]) -> str:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    header = ("run", "env", "algo", "seed", "state", "steps", "best", "final", "age", "pid")
-    cells = [
+    header: tuple[str, ...] = ("run", "env", "algo", "seed", "state", "steps", "best", "final", "age", "pid")
+    cells: list[tuple[str, ...]] = [
         (
             *(row["run"] or "not kept", row["env"] or "?", row["algo"] or "?"),
             *("-" if row["seed"] is None else str(row["seed"]), row["state"]),

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.algorithms.off_policy import OffPolicy
-from asyncrl.interfaces import Batch
+from asyncrl.interfaces import Batch, SequenceBatch
 from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
 from asyncrl.learning.loop_state import generator_state, restore_generator, restore_state
 from asyncrl.learning.mirror import ObservationMirror
@@ -25,7 +25,6 @@ from asyncrl.networks.flat_vector import Drawn, FlatVector
 from asyncrl.protocols import ReplayUpdater, SequenceUpdater
 from asyncrl.replay.replay_state import priorities_of, replay_state, restore_empty_replay, restore_replay
 from asyncrl.replay.ring_replay import RingReplay
-from asyncrl.sequences import SequenceBatch
 from asyncrl.shm.weights import WeightMailbox
 
 
