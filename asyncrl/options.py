@@ -219,10 +219,11 @@ def check_options(record: Any, keep: Iterable[str] = ()) -> None:
     Raises:
         ValueError: an option has the wrong type or is outside its range.
     """
-    for name, option in option_help(type(record)).items():
+    kind: Any = type(record)
+    for name, option in option_help(kind).items():
         if name not in keep:
             object.__setattr__(record, name, coerce(name, option.type, getattr(record, name)))
-    hints = _hints(record.__class__)
+    hints = _hints(kind)
     for field in dataclasses.fields(record):
         for constraint in hints[field.name][1]:
             constraint.check(field.name, getattr(record, field.name))

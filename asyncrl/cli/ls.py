@@ -97,14 +97,14 @@ def _final(row: dict[str, Any]) -> str:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    header: tuple[str, ...] = ("run", "env", "algo", "seed", "state", "steps", "best", "final", "age", "pid")
-    cells: list[tuple[str, ...]] = [
-        (
+    header = ["run", "env", "algo", "seed", "state", "steps", "best", "final", "age", "pid"]
+    cells = [
+        [
             *(row["run"] or "not kept", row["env"] or "?", row["algo"] or "?"),
             *("-" if row["seed"] is None else str(row["seed"]), row["state"]),
             *("?" if row["steps"] is None else f"{row['steps']:,}", number(row["best"]), _final(row)),
             *("-" if row["age_seconds"] is None else age(row["age_seconds"]), str(row["pid"] or "")),
-        )
+        ]
         for row in rows
     ]
     if not any(row["pid"] for row in rows):

@@ -83,8 +83,7 @@ class PortablePolicy(TrainedPolicy):
         """Write the greedy policy as an ONNX model, which runs without asyncrl (see `onnx_export`). Returns its path.
 
         Raises:
-            ConfigurationError: onnx is not installed, or the policy has a user-defined network or structured
-                observations.
+            ConfigurationError: onnx is not installed, or torch cannot export the user's policy or network.
             OSError: the file cannot be written.
         """
         from asyncrl.policies.onnx_export import export_onnx

@@ -399,6 +399,7 @@ class Run:
             make = partial(make_updater, algorithm, spec, device, core_seed, first)
             core = tasks.create_task(self.thread.call(make), name="make-network")
         self._make_learner(core.result())
+        self._make_saver()
         stack.push_async_callback(self.learner.close)
         await self.saver.look_at_disk(layout.nbytes() * config.actors)
         if self.resumed is not None:
@@ -466,7 +467,7 @@ class Run:
             self.learner.data_arrived()
 
     def _make_learner(self, core: Updater) -> None:
-        """Make the learner over all rings, its evaluations and its checkpoints."""
+        """Make the learner over all rings, and the schedule of its evaluations."""
         config, algorithm, clock = self.config, self.algorithm, self.clock
         snapshots = WeightSnapshots(config.eval_interval_steps, arrived=self._copy_arrived)
         loop = make_loop(
@@ -492,6 +493,9 @@ class Run:
             self.reporter.evaluated,
             self.other_steps,
         )
+
+    def _make_saver(self) -> None:
+        config, algorithm = self.config, self.algorithm
         meta = CheckpointMeta(
             env=config.env,
             algo=config.algo,

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from portable_policies import BOX, CASES, make_network, portable
 from waiting import PATIENCE_SECONDS
 
 import asyncrl
 from asyncrl.cli.main import main
+from asyncrl.envs.observations import rows_of
 from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, Leaf, MultiDiscreteAction
 
@@ -103,6 +105,110 @@ def test_convolutional_networks_act_alike(case: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-5)
 
 
+def leaves(mask: int = 0, *, camera: bool = False) -> tuple[Leaf, ...]:
+    """Arrays of a Dict observation of every kind, with a mask of so many actions, and an image or none."""
+    found = [
+        Leaf(("arm", "angle"), "values", (2, 2)),
+        Leaf(("gear",), "choices", (), (3,), (-1,)),
+        Leaf(("hands",), "choices", (2,), (2, 4), (0, 5)),
+    ]
+    if mask:
+        found.append(Leaf(("action_mask",), "values", (mask,)))
+    if camera:
+        found.append(Leaf(("camera",), "image", (12, 10, 3)))
+    return tuple(found)
+
+
+def structured(action: Any, parts: tuple[Leaf, ...]) -> EnvSpec:
+    as_bytes = any(leaf.kind == "image" for leaf in parts)
+    size = sum(leaf.row_bytes if as_bytes else leaf.values for leaf in parts)
+    return EnvSpec("any", (size,), "uint8" if as_bytes else "float32", action, leaves=parts)
+
+
+def random_leaf(leaf: Leaf, rows: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    if leaf.path == ("action_mask",):
+        return (rng.random((rows, *leaf.shape)) < 0.4).astype(np.float32)
+    if leaf.kind == "image":
+        return rng.choice([0, 255], (rows, *leaf.shape)).astype(np.uint8)
+    if leaf.kind == "values":
+        return rng.normal(size=(rows, *leaf.shape)).astype(np.float32)
+    first, counts = (np.array(of).reshape(leaf.shape) for of in (leaf.first, leaf.choices))
+    return first + rng.integers(0, counts, (rows, *leaf.shape))
+
+
+TWO_ACTIONS = MultiDiscreteAction((2, 3))
+STRUCTURED = {
+    "dqn, mask": (asyncrl.DQN(), structured(DiscreteAction(4, 1), leaves(4))),
+    "dqn, frames, mask": (asyncrl.DQN(frame_stack=2), structured(DiscreteAction(4), leaves(4))),
+    "dqn, image, mask": (asyncrl.DQN(), structured(DiscreteAction(4), leaves(4, camera=True))),
+    "ppo, image": (asyncrl.PPO(), structured(DiscreteAction(4), leaves(camera=True))),
+    "ppo, multidiscrete, mask": (asyncrl.PPO(), structured(TWO_ACTIONS, leaves(5))),
+    "ppo, normalised": (asyncrl.PPO(normalize_observations=True), structured(DiscreteAction(3), leaves())),
+    "sac": (asyncrl.SAC(), structured(BOX, leaves())),
+    "dqn, a choice alone": (
+        asyncrl.DQN(hidden_sizes=(8,)),
+        structured(DiscreteAction(3), (Leaf((), "choices", (), (6,), (-2,)),)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STRUCTURED)
+def test_structured_observations_are_one_input_for_each_array(case: str, tmp_path: Path) -> None:
+    algorithm, spec = STRUCTURED[case]
+    policy, rng, frames, rows = portable(algorithm, spec), np.random.default_rng(1), algorithm.frame_stack, 60
+    policy.weights[:] += rng.normal(scale=0.1, size=policy.weights.shape)
+    policy.policy.load_weights(policy.weights)
+    parts = {leaf.path: random_leaf(leaf, rows * frames, rng) for leaf in spec.leaves}
+    packed = [
+        rows_of(_nested({path: part[i] for path, part in parts.items()}), spec) for i in range(rows * frames)
+    ]
+    stack = (rows,) if frames == 1 else (rows, frames)
+    expected = policy.predict(np.stack(packed).reshape(*stack, -1))[0]
+    model = session(policy.export_onnx(tmp_path / "x.onnx"))
+    given = {
+        ".".join(("obs", *leaf.path)): parts[leaf.path].reshape(*stack, *leaf.shape) for leaf in spec.leaves
+    }
+    (got,) = model.run(None, given)
+    assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-5)
+    assert len(np.unique(expected, axis=0)) > 1, "the actions differ"
+
+
+def _nested(parts: dict[tuple[str, ...], Any]) -> Any:
+    """The observation with these parts, by their paths."""
+    if () in parts:
+        return parts[()]
+    made: dict[str, Any] = {}
+    for path, part in parts.items():
+        inside = made
+        for key in path[:-1]:
+            inside = inside.setdefault(key, {})
+        inside[path[-1]] = part
+    return made
+
+
+@pytest.mark.parametrize("algorithm", [asyncrl.DQN, asyncrl.PPO, asyncrl.R2D2])
+def test_a_network_of_the_users_own_acts_alike(algorithm: Any, tmp_path: Path) -> None:
+    policy = portable(
+        algorithm(network=make_network), EnvSpec("any", (4,), "float32", DiscreteAction(3)), seed=1
+    )
+    obs = np.random.default_rng(0).normal(scale=3.0, size=(200, 4)).astype(np.float32)
+    expected, state = policy.predict(obs)
+    given = {"obs": obs} | ({} if state is None else {"state": np.zeros_like(state)})
+    got = session(policy.export_onnx(tmp_path / "x.onnx")).run(None, given)
+    np.testing.assert_array_equal(got[0], expected)
+    if state is not None:
+        np.testing.assert_allclose(got[1], state, rtol=1e-4, atol=2e-5)
+    assert len(np.unique(expected)) > 1, "the actions differ"
+
+
+class Unexportable(torch.nn.Linear):
+    """A network with an operation that ONNX lacks."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(torch.special.bessel_j0(x))
+
+
 def test_bounds_hold_where_an_action_is_clipped(tmp_path: Path) -> None:
     policy = portable(asyncrl.PPO(), EnvSpec("any", (3,), "float32", BOX))
     policy.weights[:] = np.random.default_rng(0).normal(size=policy.weights.shape)
@@ -144,17 +250,12 @@ def test_what_cannot_be_exported_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
-    own = portable(asyncrl.DQN(network=make_network), spec)
-    with pytest.raises(ConfigurationError, match="only networks of asyncrl are exported"):
+    own = portable(asyncrl.DQN(network=Unexportable), spec)
+    with pytest.raises(ConfigurationError, match=r"cannot export the policy's network: .*bessel_j0"):
         own.export_onnx(tmp_path / "x.onnx")
-    leaf = Leaf((), "choices", (), choices=(4,), first=(0,))
-    masked = portable(asyncrl.DQN(), EnvSpec("any", (4,), "float32", DiscreteAction(2), leaves=(leaf,)))
-    with pytest.raises(ConfigurationError, match="structured observation"):
-        masked.export_onnx(tmp_path / "x.onnx")
-    image = Leaf(("camera",), "image", (9, 9))
-    seen = portable(asyncrl.DQN(), EnvSpec("any", (81,), "uint8", DiscreteAction(2), leaves=(image,)))
-    with pytest.raises(ConfigurationError, match="structured observation"):
-        seen.export_onnx(tmp_path / "x.onnx")
+    own.policy = object()  # type: ignore[assignment]
+    with pytest.raises(ConfigurationError, match="only policies of asyncrl are exported, got object"):
+        own.export_onnx(tmp_path / "x.onnx")
     file = str(portable(asyncrl.DQN(), spec).save(tmp_path / "x.policy"))
     with pytest.raises(SystemExit) as ended:
         main(["export", file])
