@@ -9,8 +9,7 @@ if TYPE_CHECKING:  # the command line lists algorithms without NumPy
     import numpy as np
     from numpy.typing import NDArray
 
-    from asyncrl.interfaces import Batch, EnvSpec, FieldSpec, Segment, UpdateResult
-    from asyncrl.sequences import SequenceBatch
+    from asyncrl.interfaces import Batch, EnvSpec, FieldSpec, Segment, SequenceBatch, UpdateResult
 
 UpdateLoopName = Literal["replay", "sequences", "segments"]
 """Training data of an algorithm: replay of transitions, replay of sequences, or segments."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from asyncrl.other_names import unknown_option
+from asyncrl.algorithms.other_names import unknown_option
 
 FOLDER = Path(__file__).parent / "presets"
 

@@ -5,7 +5,7 @@ Pohlen et al. 2018       Observe and look further: achieving consistent performa
 
 A sequence starts with the recurrent state that the actor stored. Its first `burn_in` rows are run without gradient to
 recompute the state with the present weights; the rows after them are trained on. Online and target network each burn in
-with their own weights. Sequences continue across the ends of episodes, with the state reset (`sequences.py`).
+with their own weights. Sequences continue across the ends of episodes, with the state reset (`SequenceShape`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from asyncrl.algorithms.observing import Recurrent
 from asyncrl.algorithms.q_learning import QLearning, QLoss, huber
-from asyncrl.interfaces import EnvSpec, FieldSpec
+from asyncrl.interfaces import EnvSpec, FieldSpec, SequenceShape
 from asyncrl.options import Count, Fraction, NotNegative, Positive
 from asyncrl.protocols import UpdateLoopName
-from asyncrl.sequences import SequenceShape
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,11 +18,10 @@ from asyncrl.algorithms.q_learning import QLearning, QLoss
 from asyncrl.algorithms.q_learning_update import QLearningUpdate
 from asyncrl.algorithms.value_bounds import ValueBounds
 from asyncrl.envs.observations import mask_reader
-from asyncrl.interfaces import EnvSpec
+from asyncrl.interfaces import EnvSpec, SequenceBatch, SequenceShape
 from asyncrl.networks.architecture import Network
 from asyncrl.networks.module import ModuleGradient, ModuleNetwork
 from asyncrl.networks.recurrent import Pieces, cut_pieces, state_behind, unroll
-from asyncrl.sequences import SequenceBatch, SequenceShape
 
 
 class R2D2Update(QLearningUpdate):

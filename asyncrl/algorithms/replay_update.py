@@ -16,12 +16,11 @@ from asyncrl.algorithms.normalization import ObservationStatistics
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.algorithms.value_bounds import ValueBounds
-from asyncrl.interfaces import Batch, EnvSpec, UpdateResult
+from asyncrl.interfaces import Batch, EnvSpec, SequenceBatch, UpdateResult
 from asyncrl.networks.flat_vector import FlatVector
 from asyncrl.networks.matmul_precision import MatmulPrecision
 from asyncrl.networks.parameters import HostCopy
 from asyncrl.saved_state import Stateful
-from asyncrl.sequences import SequenceBatch
 
 
 class ReplayUpdate(Stateful, ABC):

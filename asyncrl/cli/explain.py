@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncrl.algorithms import ALGORITHMS
+from asyncrl.algorithms.other_names import other_names
 from asyncrl.algorithms.preset_files import load_presets
 from asyncrl.algorithms.registry import algorithm_name
 from asyncrl.cli.flags import SHORT, Parser, flag_of, metavar, shown
 from asyncrl.config import TrainerConfig
 from asyncrl.options import Option, describe, near_miss, option_help
-from asyncrl.other_names import other_names
 
 RUN = "run"
 WIDTH = 100

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from asyncrl.algorithms import ALGORITHMS
+from asyncrl.algorithms.other_names import answer as other_answer
+from asyncrl.algorithms.other_names import closest_algorithm, other_names
 from asyncrl.algorithms.registry import algorithm_name
 from asyncrl.cli.flags import Parser, add_flags, flag_of
 from asyncrl.cli.output import print_error
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import AsyncRLError
 from asyncrl.options import near_miss, option_help
-from asyncrl.other_names import answer as other_answer
-from asyncrl.other_names import closest_algorithm, other_names
 
 NOT_A_FIELD = ("config",)
 """Flags of the command that are no options of a run."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.config import TrainerConfig
-from asyncrl.interfaces import Batch, EnvSpec
+from asyncrl.interfaces import Batch, EnvSpec, SequenceBatch
 from asyncrl.learning.lockstep_replay import LockstepReplayLoop
 from asyncrl.learning.mirror import ObservationMirror, make_mirror
 from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
@@ -30,7 +30,6 @@ from asyncrl.replay.replay import PrioritizedReplay
 from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.replay.segments import SegmentQueue
 from asyncrl.replay.sequence_replay import SequenceReplay
-from asyncrl.sequences import SequenceBatch
 from asyncrl.shm.ring import RingReader
 from asyncrl.shm.weights import WeightMailbox
 

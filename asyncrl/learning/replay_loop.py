@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.algorithms.off_policy import OffPolicy
-from asyncrl.interfaces import Batch
+from asyncrl.interfaces import Batch, SequenceBatch
 from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
 from asyncrl.learning.mirror import ObservationMirror
 from asyncrl.learning.pace import Pace
@@ -25,7 +25,6 @@ from asyncrl.protocols import ReplayUpdater, SequenceUpdater
 from asyncrl.replay.replay_state import priorities_of, restore_empty_replay, restore_replay
 from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.saved_state import generator_state, restore, restore_generator, saved
-from asyncrl.sequences import SequenceBatch
 from asyncrl.shm.weights import WeightMailbox
 
 

@@ -46,9 +46,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.interfaces import Batch, Segment
+from asyncrl.interfaces import Batch, Segment, SequenceBatch
 from asyncrl.learning.histogram import Histogram
-from asyncrl.sequences import SequenceBatch
 from asyncrl.shm.kernel import kernel
 
 Correction = Literal["none", "power", "exponential"]

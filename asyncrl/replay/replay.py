@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.interfaces import Batch
+from asyncrl.interfaces import Batch, SequenceShape
 from asyncrl.replay import sampling
 from asyncrl.replay import tables as table
 from asyncrl.replay.gather import first_of_stack
@@ -36,7 +36,6 @@ from asyncrl.replay.tables import (
     Words,
     split_id,
 )
-from asyncrl.sequences import SequenceShape
 from asyncrl.shm import RingReader
 from asyncrl.shm.kernel import kernel
 

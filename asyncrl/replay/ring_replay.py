@@ -14,13 +14,12 @@ from typing import ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.interfaces import Batch
+from asyncrl.interfaces import Batch, SequenceBatch, SequenceShape
 from asyncrl.replay import rows, sampling
 from asyncrl.replay import tables as table
 from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.sum_tree import SumTree
 from asyncrl.replay.tables import BatchTable, ring_table, state_table
-from asyncrl.sequences import SequenceBatch, SequenceShape
 from asyncrl.shm import RingReader
 from asyncrl.shm.ring import PUBLISHED
 

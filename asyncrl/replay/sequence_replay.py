@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from asyncrl.interfaces import SequenceBatch
 from asyncrl.replay.gather import begins_episode, copy_rows, copy_stack, cut, first_of_stack, is_trained
 from asyncrl.replay.handles import copy_bytes, float32s, int32s, int64s, uint8s
 from asyncrl.replay.ring_replay import ReplayStatistics, RingReplay
@@ -58,7 +59,6 @@ from asyncrl.replay.tables import (
     split_id,
 )
 from asyncrl.replay.tree_kernels import Leaves, Nodes, descend
-from asyncrl.sequences import SequenceBatch
 from asyncrl.shm.kernel import inlined, kernel
 
 

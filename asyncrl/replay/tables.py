@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.interfaces import Batch
+from asyncrl.interfaces import Batch, SequenceBatch, SequenceShape
 from asyncrl.replay.handles import address_of
-from asyncrl.sequences import SequenceBatch, SequenceShape
 from asyncrl.shm import RingReader
 from asyncrl.shm.kernel import inlined
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from asyncrl.algorithms import ALGORITHMS, preset_options
+from asyncrl.algorithms.other_names import closest_algorithm, unknown_option
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import ConfigurationError
 from asyncrl.options import near_miss, option_help
-from asyncrl.other_names import closest_algorithm, unknown_option
 from asyncrl.protocols import Algorithm
 
 if TYPE_CHECKING:

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from asyncrl.algorithms import ALGORITHMS
-from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec
+from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec, SequenceBatch, SequenceShape
 from asyncrl.networks.matmul_precision import MatmulPrecision
 from asyncrl.networks.optimizer import FlatAdam
 from asyncrl.options import option_help
 from asyncrl.protocols import Algorithm, Policy, ReplayUpdater
-from asyncrl.sequences import SequenceBatch, SequenceShape
 
 SIZE = 32
 SPECS = {

@@ -19,11 +19,10 @@ from asyncrl.actors.actor import Actor
 from asyncrl.actors.streams import PlainStreams
 from asyncrl.algorithms.r2d2 import R2D2, r2d2_loss, rescale, rescale_inverse
 from asyncrl.envs.checks import spec_of
-from asyncrl.interfaces import DiscreteAction, EnvSpec
+from asyncrl.interfaces import DiscreteAction, EnvSpec, SequenceBatch
 from asyncrl.networks.module import ModuleGradient
 from asyncrl.networks.recurrent import state_behind
 from asyncrl.replay import SequenceReplay
-from asyncrl.sequences import SequenceBatch
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailbox
 
 SPEC = EnvSpec("test", (4,), "float32", DiscreteAction(3))

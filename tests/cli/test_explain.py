@@ -10,13 +10,13 @@ import pytest
 from waiting import PATIENCE_SECONDS
 
 from asyncrl.algorithms import ALGORITHMS
+from asyncrl.algorithms.other_names import other_names
 from asyncrl.algorithms.preset_files import Preset, load_presets
 from asyncrl.cli import presets
 from asyncrl.cli.explain import RUN, explain
 from asyncrl.cli.main import main
 from asyncrl.config import TrainerConfig
 from asyncrl.options import option_help
-from asyncrl.other_names import other_names
 
 NAMES = sorted(
     {name for record in (TrainerConfig, *ALGORITHMS.values()) for name in option_help(record)}  # type: ignore[type-var]

@@ -8,13 +8,13 @@ import pytest
 
 from asyncrl import DQN, PPO, SAC, Trainer
 from asyncrl.algorithms import ALGORITHMS
+from asyncrl.algorithms.other_names import CLOSEST, other_names
 from asyncrl.algorithms.registry import algorithm_name
 from asyncrl.cli.train import parse
 from asyncrl.cli.train_flags import NOT_A_FIELD, answer
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import ConfigurationError
 from asyncrl.options import option_help
-from asyncrl.other_names import CLOSEST, other_names
 
 BASE = "policy learning_rate gamma stats_window_size tensorboard_log policy_kwargs verbose seed device"
 ON = "n_steps gae_lambda ent_coef vf_coef max_grad_norm use_sde sde_sample_freq rollout_buffer_class "

@@ -25,8 +25,15 @@ from asyncrl.envs.packing import MaskFromInfo, PackedObservations, packed
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.envs.trial import try_out
 from asyncrl.errors import NonFiniteStep, ObservationOffSpace, OldGymAPI, SpacesDoNotFit
-from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec, Leaf, MultiDiscreteAction
-from asyncrl.sequences import SequenceBatch
+from asyncrl.interfaces import (
+    Batch,
+    BoxAction,
+    DiscreteAction,
+    EnvSpec,
+    Leaf,
+    MultiDiscreteAction,
+    SequenceBatch,
+)
 
 VECTORS = spaces.Dict(
     {

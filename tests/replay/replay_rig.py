@@ -21,11 +21,12 @@ from asyncrl.interfaces import (
     DiscreteAction,
     EnvSpec,
     FieldSpec,
+    SequenceBatch,
+    SequenceShape,
 )
 from asyncrl.replay import PrioritizedReplay, SequenceReplay
 from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.tables import ID_BITS
-from asyncrl.sequences import SequenceBatch, SequenceShape
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment
 from asyncrl.shm.segment import POISON
 

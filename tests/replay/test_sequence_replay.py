@@ -18,7 +18,7 @@ from replay_rig import (
 )
 from scipy import stats
 
-from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, SequenceBatch, SequenceShape
 from asyncrl.replay import (
     SequenceReplay,
     gather,
@@ -33,7 +33,6 @@ from asyncrl.replay import (
 from asyncrl.replay.replay_state import priorities_of, restore_replay
 from asyncrl.replay.tables import ID_BITS
 from asyncrl.saved_state import saved
-from asyncrl.sequences import SequenceBatch, SequenceShape
 
 
 @pytest.mark.parametrize("seed", range(3))
