@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from asyncrl.errors import AsyncRLError, AsyncRLWarning
     from asyncrl.policies.load import load
     from asyncrl.run.callbacks import Callback
+    from asyncrl.run.result import TrainResult
     from asyncrl.show.evaluation_result import EvaluationResult
     from asyncrl.show.metrics import Snapshot, flat
-    from asyncrl.trainer.run_thread import TrainResult
     from asyncrl.trainer.running import running, stop_all
     from asyncrl.trainer.trainer import Trainer, train
     from asyncrl.version import __version__
@@ -46,7 +46,7 @@ _HOMES = {
     "Callback": "asyncrl.run.callbacks",
     "EvaluationResult": "asyncrl.show.evaluation_result",
     "Snapshot": "asyncrl.show.metrics",
-    "TrainResult": "asyncrl.trainer.run_thread",
+    "TrainResult": "asyncrl.run.result",
     "Trainer": "asyncrl.trainer.trainer",
     "TrainerConfig": "asyncrl.config",
     "__version__": "asyncrl.version",

@@ -9,10 +9,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from asyncrl.option_docs import documented
-from asyncrl.options import coerce, option_help, require_at_least, require_fraction, require_positive
+from asyncrl.options import (
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+    Range,
+    Text,
+    check_options,
+    documented,
+)
+
+EPISODE_WINDOW = 100
+"""Number of training episodes in the mean `rollout/ep_rew_mean`, as in Stable-Baselines3."""
 
 
 @documented
@@ -20,7 +31,7 @@ from asyncrl.options import coerce, option_help, require_at_least, require_fract
 class TrainerConfig:
     """Options of a run except its algorithm's."""
 
-    env: str
+    env: Text
     """Gymnasium id of the environment, or the name of its factory."""
 
     env_file: str | None = None
@@ -32,23 +43,23 @@ class TrainerConfig:
     wrappers: tuple[str, ...] = ()
     """Environment wrappers module:Name, innermost first; each takes an environment and returns one."""
 
-    algo: str
+    algo: Text
     """Name of the algorithm."""
 
-    seed: int = 0
+    seed: NotNegative = 0
     """Random seed; actors, environments and the learner use generators spawned from it."""
 
-    num_actors: int | None = None
+    num_actors: Count | None = None
     """Number of actor processes; none means one less than the number of cores, and at least one."""
 
-    envs_per_actor: int = 16
+    envs_per_actor: Count = 16
     """Environments per actor, which share one forward pass of the policy; a factory that returns a vector
     environment sets this number."""
 
-    total_steps: int | None = None
+    total_steps: Count | None = None
     """Stop after this many environment steps of all actors (rounded up to whole batches)."""
 
-    max_seconds: float | None = None
+    max_seconds: Positive | None = None
     """Stop after this many seconds of training; evaluation pauses do not count."""
 
     target_return: float | None = None
@@ -57,41 +68,38 @@ class TrainerConfig:
     target_training_return: float | None = None
     """Stop when the mean return of the last 100 training episodes over all actors reaches this."""
 
-    eval_interval_steps: int | None = 25_000
+    eval_interval_steps: Count | None = 25_000
     """Environment steps between greedy evaluations; none evaluates at the end only."""
 
-    eval_interval_seconds: float | None = None
-    """Seconds between greedy evaluations, instead of steps; results then depend on the machine's speed."""
-
-    eval_episodes: int = 10
+    eval_episodes: Count = 10
     """Episodes per regular evaluation."""
 
-    target_eval_episodes: int = 100
+    target_eval_episodes: Count = 100
     """Episodes of the evaluation that confirms `target_return`; training pauses during it."""
 
-    eval_max_episode_steps: int | None = None
+    eval_max_episode_steps: Count | None = None
     """Maximum steps of an evaluation episode; none takes the environment's own limit, or 27000 without one."""
 
-    groups: int = 1
+    groups: Count = 1
     """Number of groups on this machine, each with its own actors and learner; under torchrun every rank is one."""
 
     fusion: Literal["gradients", "average", "async"] = "average"
     """Fusion of the groups: gradients at every update, mean weights in the background, or deltas without a barrier."""
 
-    fusion_interval: int = 32
+    fusion_interval: Count = 32
     """Updates between two fusions of weights (average and async)."""
 
-    max_fusion_staleness: int = 8
+    max_fusion_staleness: NotNegative = 8
     """Maximum staleness of a group's delta, in fusions (async); older deltas are dropped."""
 
     fusion_dtype: Literal["float32", "bfloat16", "int8", "topk"] = "float32"
     """Encoding of the messages between groups; all but float32 use error feedback."""
 
-    fusion_learning_rate: float = 1.0
-    """Outer learning rate, above 0 (average); DiLoCo uses 0.7."""
+    fusion_learning_rate: Positive = 1.0
+    """Outer learning rate (average); DiLoCo uses 0.7."""
 
-    fusion_momentum: float = 0.0
-    """Outer Nesterov momentum, from 0 to 1 (average); 0 is the plain mean, DiLoCo uses 0.9."""
+    fusion_momentum: Fraction = 0.0
+    """Outer Nesterov momentum (average); 0 is the plain mean, DiLoCo uses 0.9."""
 
     fusion_moments: bool = False
     """Average the optimiser's moments with the weights (average); messages are three times as long."""
@@ -99,22 +107,22 @@ class TrainerConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the learner's network; auto takes a GPU if there is one and the network is large."""
 
-    torch_threads: int = 1
+    torch_threads: Count = 1
     """Torch threads of the learner; more than one is very slow while the actors keep all cores busy."""
 
-    burst_seconds: float = 0.01
+    burst_seconds: Positive = 0.01
     """Seconds of updates that the learner's thread makes before it returns to the event loop."""
 
-    step_timeout_seconds: float = 60.0
+    step_timeout_seconds: Positive = 60.0
     """Time limit of one environment step, in seconds; a longer one counts as hung."""
 
-    ready_timeout_seconds: float = 60.0
+    ready_timeout_seconds: Positive = 60.0
     """Time limit for an actor to build and first reset its environments, in seconds; a slower one counts as hung."""
 
-    max_restarts: int = 3
+    max_restarts: NotNegative = 3
     """Maximum restarts of an actor within a minute; the next death ends the run."""
 
-    max_actor_bytes: int | None = None
+    max_actor_bytes: Count | None = None
     """Maximum private memory of an actor in bytes; a larger one is killed and restarted; none sets no limit."""
 
     run_dir: str | None = None
@@ -123,69 +131,38 @@ class TrainerConfig:
     init_from: str | None = None
     """Begin with the policy of this run or file; optimiser, critics and counters begin anew."""
 
-    report_interval_seconds: float = 1.0
+    report_interval_seconds: Positive = 1.0
     """Maximum seconds between reports to the terminal, the page and `metrics.jsonl`; each evaluation reports too."""
 
-    report_interval_steps: int | None = 5_000
+    report_interval_steps: Count | None = 5_000
     """Environment steps between reports, in addition to `report_interval_seconds`; none reports by time only."""
 
-    checkpoint_interval_seconds: float = 60.0
+    checkpoint_interval_seconds: Positive = 60.0
     """Seconds between checkpoints of the learner, which need a run directory."""
 
-    checkpoints_kept: int = 3
+    checkpoints_kept: Count = 3
     """Newest checkpoints kept in the run directory, beside the best one."""
 
     save_replay_buffer: bool = False
     """Save the replay in checkpoints, so that a resumed run need not refill it; needs twice its size on disk."""
 
-    http: int | Literal["auto", "off"] = "auto"
+    http: Annotated[
+        int | Literal["auto", "off"], Range(at_least=1, at_most=65535, noun="auto, off or a port")
+    ] = "auto"
     """Port of the live page and its endpoints; auto takes a free one, off serves nothing."""
 
-    host: str = "127.0.0.1"
+    host: Text = "127.0.0.1"
     """Address to serve the page on; on any other than loopback every request needs the run's token."""
 
     def __post_init__(self) -> None:
         for name in ("run_dir", "init_from"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, os.path.expanduser(os.fspath(path)))
-        for name, option in option_help(TrainerConfig).items():
-            object.__setattr__(self, name, coerce(name, option.type, getattr(self, name)))
-        for name in ("env", "algo", "host"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} must not be empty, got ''")
-        self._check_ranges()
-
-    def _check_ranges(self) -> None:
-        for name in ("seed", "max_restarts", "eval_interval_seconds"):
-            require_at_least(name, getattr(self, name), 0)
-        for name in ("num_actors", "envs_per_actor", "total_steps", "eval_episodes", "target_eval_episodes"):
-            require_at_least(name, getattr(self, name), 1)
-        for name in ("groups", "fusion_interval"):
-            require_at_least(name, getattr(self, name), 1)
-        require_at_least("max_fusion_staleness", self.max_fusion_staleness, 0)
-        require_positive("fusion_learning_rate", self.fusion_learning_rate)
-        require_fraction("fusion_momentum", self.fusion_momentum)
+        check_options(self)
         if self.fusion_moments and self.fusion != "average":
             raise ValueError(f"fusion_moments must be false with fusion={self.fusion!r}, got True")
-        for name in (
-            "torch_threads",
-            "eval_interval_steps",
-            "report_interval_steps",
-            "eval_max_episode_steps",
-            "checkpoints_kept",
-            "max_actor_bytes",
-        ):
-            require_at_least(name, getattr(self, name), 1)
-        for name in ("max_seconds", "burst_seconds", "step_timeout_seconds", "ready_timeout_seconds"):
-            require_positive(name, getattr(self, name))
-        for name in ("report_interval_seconds", "checkpoint_interval_seconds"):
-            require_positive(name, getattr(self, name))
-        if self.target_return is not None and self.eval_interval_steps is self.eval_interval_seconds is None:
-            raise ValueError(
-                "target_return must come with eval_interval_steps or eval_interval_seconds, got neither"
-            )
-        if isinstance(self.http, int) and not 1 <= self.http <= 65535:
-            raise ValueError(f"http must be auto, off or a port from 1 to 65535, got {self.http}")
+        if self.target_return is not None and self.eval_interval_steps is None:
+            raise ValueError("target_return must come with eval_interval_steps, got none")
 
     @property
     def only_evaluation_stops(self) -> bool:

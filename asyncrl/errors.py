@@ -48,7 +48,8 @@ A wrong argument is a plain `ValueError` or `TypeError`: `num_slots must be a po
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import ClassVar
 
@@ -301,3 +302,15 @@ class OptionNotKept(AsyncRLWarning):
 
 class TextLeftOut(AsyncRLWarning):
     """ASYNC047: a part of the observation is text, which no policy reads; training continues without it."""
+
+
+@contextlib.contextmanager
+def single_error() -> Iterator[None]:
+    """Raise the first error of an exception group instead of the group."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from error.__cause__

@@ -4,12 +4,14 @@ A record of options is a frozen dataclass whose fields are each followed by a st
 
     @dataclass(frozen=True, kw_only=True)
     class Pace:
-        batch_size: int = 64
+        batch_size: Count = 64
         \"\"\"Transitions per update.\"\"\"
 
 The record is the only source of the command line's flags and help (`option_help`), of the check of a configuration file
-and of the conversion of text (`coerce`). The record's `__post_init__` checks ranges. It raises ValueError with a text
-that begins with the field's name, `num_actors must be at least 1, got 0`; the caller adds the origin of the value.
+and of the conversion of text (`coerce`). The range of an option is part of its annotation (`Annotated[int, COUNT]`, in
+short `Count`); a field of a subclass without a range keeps that of the base. The record's `__post_init__` calls
+`check_options` and then checks only rules across several fields. Errors are ValueErrors that begin with the field's
+name, `num_actors must be at least 1, got 0`; the caller adds the origin of the value.
 """
 
 from __future__ import annotations
@@ -18,19 +20,111 @@ import ast
 import dataclasses
 import difflib
 import functools
+import inspect
+import linecache
+import math
 import numbers
+import re
+import sys
+import textwrap
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, get_origin
 
-from asyncrl.docstrings import field_docstrings
+T = TypeVar("T")
 
 FunctionOfProgress = Callable[[float], float]
 """Number that changes over a run, as a function of the fraction of `total_steps` done, from 0 to 1."""
 
 _SUFFIXES = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
+
+
+class Constraint(Protocol):
+    """Rule for the values of an option, in the metadata of its `Annotated` type; `str` is its text in help."""
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise ValueError, with a text that begins with `name`, if `value` breaks the rule."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """Range of a number; values that are no numbers, such as None, pass, and NaN does not.
+
+    Attributes:
+        at_least, above, at_most, below: limits; None sets no limit.
+        finite: whether infinity is refused.
+        noun: text before the limits.
+    """
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    finite: bool = False
+    noun: str = ""
+
+    def __str__(self) -> str:
+        limits = {
+            "at least": self.at_least,
+            "greater than": self.above,
+            "at most": self.at_most,
+            "below": self.below,
+        }
+        texts = [f"{word} {limit}" for word, limit in limits.items() if limit is not None]
+        if self.at_least is not None and self.at_most is not None:
+            texts = [f"from {self.at_least} to {self.at_most}"]
+        return f"{self.noun} ".lstrip() + " and ".join([*texts, *["finite"] * self.finite])
+
+    def check(self, name: str, value: Any) -> None:
+        """See `Constraint`."""
+        if isinstance(value, numbers.Real) and not self._holds(value):
+            raise ValueError(f"{name} must be {self}, got {value}")
+
+    def _holds(self, value: Any) -> bool:
+        return (
+            (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
+            and (not self.finite or math.isfinite(value))
+        )
+
+
+class _Widths:
+    def __str__(self) -> str:
+        return "at least one layer, each at least 1 wide"
+
+    def check(self, name: str, value: Any) -> None:
+        if value is not None and (not value or min(value) < 1):
+            raise ValueError(f"{name} must name at least one width of at least 1, got {value}")
+
+
+class _NotEmpty:
+    def __str__(self) -> str:
+        return "not empty"
+
+    def check(self, name: str, value: Any) -> None:
+        if not value:
+            raise ValueError(f"{name} must not be empty, got {value!r}")
+
+
+COUNT = Range(at_least=1)
+Count = Annotated[int, COUNT]
+"""Whole number of at least 1."""
+NotNegative = Annotated[int, Range(at_least=0)]
+"""Whole number of at least 0."""
+Positive = Annotated[float, Range(above=0)]
+Coefficient = Annotated[float, Range(at_least=0)]
+"""Number of at least 0."""
+Fraction = Annotated[float, Range(at_least=0, at_most=1)]
+Finite = Annotated[float, Range(finite=True)]
+Widths = Annotated[tuple[int, ...], _Widths()]
+"""Widths of hidden layers, at least one."""
+Text = Annotated[str, _NotEmpty()]
+"""Text that is not empty."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +133,27 @@ class Option:
 
     Attributes:
         name: the field's name.
-        type: the field's resolved annotation.
+        type: the field's resolved annotation, without its constraints.
         default: the field's default, or `dataclasses.MISSING` if it has none.
-        help: the docstring below the field, on one line.
+        text: the docstring below the field, on one line.
+        range: the constraints as text, "" without any.
     """
 
     name: str
     type: Any
     default: object
-    help: str
+    text: str
+    range: str
 
     @property
     def required(self) -> bool:
         """Whether the option has no default."""
         return self.default is dataclasses.MISSING
+
+    @property
+    def help(self) -> str:
+        """The docstring, and the range as a sentence."""
+        return f"{self.text} {self.range[0].upper()}{self.range[1:]}." if self.range else self.text
 
 
 def option_help(record: type) -> Mapping[str, Option]:
@@ -70,9 +171,9 @@ def option_help(record: type) -> Mapping[str, Option]:
 
 @functools.cache
 def _options(record: type) -> Mapping[str, Option]:
+    hints, (docs, complete) = _hints(record), field_docstrings(record)
     if not dataclasses.is_dataclass(record):
         raise TypeError(f"record must be a dataclass, got {record!r}")
-    hints, (docs, complete) = get_type_hints(record), field_docstrings(record)
     options = {}
     for field in dataclasses.fields(record):
         if not field.metadata.get("option", True):
@@ -82,9 +183,50 @@ def _options(record: type) -> Mapping[str, Option]:
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        kind = field.metadata.get("type", hints[field.name])
-        options[field.name] = Option(field.name, kind, default, docs.get(field.name, ""))
+        kind, constraints = hints[field.name]
+        kind, within = field.metadata.get("type", kind), " and ".join(map(str, constraints))
+        options[field.name] = Option(field.name, kind, default, docs.get(field.name, ""), within)
     return types.MappingProxyType(options)
+
+
+@functools.cache
+def _hints(record: type) -> Mapping[str, tuple[Any, tuple[Constraint, ...]]]:
+    """Type without constraints, and constraints, of every annotation; those of a base hold unless others are given."""
+    hints: dict[str, tuple[Any, tuple[Constraint, ...]]] = {}
+    for cls in reversed(record.__mro__):
+        for name, annotation in inspect.get_annotations(cls, eval_str=True).items():
+            kind, own = _without_constraints(annotation)
+            hints[name] = kind, own or hints.get(name, (None, ()))[1]
+    return hints
+
+
+def _without_constraints(annotation: Any) -> tuple[Any, tuple[Constraint, ...]]:
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        kind, constraints = _without_constraints(parts[0])
+        return kind, (*constraints, *(item for item in parts[1:] if hasattr(item, "check")))
+    if origin in (Union, types.UnionType):
+        found = [_without_constraints(part) for part in parts]
+        return Union[tuple(kind for kind, _ in found)], tuple(item for _, own in found for item in own)  # noqa: UP007
+    return annotation, ()
+
+
+def check_options(record: Any, keep: Iterable[str] = ()) -> None:
+    """Convert every option of a frozen record to its type and check its range; called by its `__post_init__`.
+
+    Options in `keep` are not converted.
+
+    Raises:
+        ValueError: an option has the wrong type or is outside its range.
+    """
+    kind: Any = type(record)
+    for name, option in option_help(kind).items():
+        if name not in keep:
+            object.__setattr__(record, name, coerce(name, option.type, getattr(record, name)))
+    hints = _hints(kind)
+    for field in dataclasses.fields(record):
+        for constraint in hints[field.name][1]:
+            constraint.check(field.name, getattr(record, field.name))
 
 
 def option_values(record: object) -> dict[str, Any]:
@@ -266,31 +408,108 @@ def describe(kind: Any) -> str:
     return _NAMES[kind]
 
 
-def require_at_least(name: str, value: float | None, minimum: float) -> None:
-    """Raise ValueError unless `value` is None or at least `minimum`; NaN raises too."""
-    if value is not None and not value >= minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {value}")
+def field_docstrings(record: type) -> tuple[dict[str, str], bool]:
+    """Docstrings of the fields of `record` and its bases, one line each, and whether all sources were found."""
+    docs: dict[str, str] = {}
+    complete = True
+    for cls in reversed(record.__mro__):
+        if not dataclasses.is_dataclass(cls):
+            continue
+        own = _own_docstrings(cls)
+        if own is None:
+            complete = False
+            continue
+        docs |= own
+    return docs, complete
 
 
-def require_at_most(name: str, value: float | None, maximum: float) -> None:
-    """Raise ValueError unless `value` is None or at most `maximum`; NaN raises too."""
-    if value is not None and not value <= maximum:
-        raise ValueError(f"{name} must be at most {maximum}, got {value}")
+@functools.cache
+def _own_docstrings(cls: type) -> Mapping[str, str] | None:
+    """Docstrings in the class statement of `cls`, without its bases; None if the source is not found."""
+    definition = _in_module(cls) or _definition(cls)
+    if definition is None:
+        return None
+    docs: dict[str, str] = {}
+    for field, text in zip(definition.body, definition.body[1:], strict=False):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+                docs[name] = " ".join(doc.split())
+    return docs
 
 
-def require_positive(name: str, value: float | None) -> None:
-    """Raise ValueError unless `value` is None or greater than 0; NaN raises too."""
-    if value is not None and not value > 0:
-        raise ValueError(f"{name} must be greater than 0, got {value}")
+def _in_module(cls: type) -> ast.ClassDef | None:
+    """Class statement of a class defined exactly once at the top level of its module's file, None for any other.
+
+    Faster than `inspect`, which parses the whole file for each class.
+    """
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    source = "".join(linecache.getlines(file)) if file else ""
+    found = list(
+        re.finditer(rf"^class {re.escape(cls.__qualname__)}\b.*?(?=^[^\s)#]|\Z)", source, re.M | re.S)
+    )
+    if len(found) != 1:
+        return None
+    try:
+        (definition,) = ast.parse(found[0].group()).body
+    except (SyntaxError, ValueError):  # text at the left margin within the class
+        return None
+    return definition if isinstance(definition, ast.ClassDef) else None
 
 
-def require_fraction(name: str, value: float) -> None:
-    """Raise ValueError unless `value` is from 0 to 1; NaN raises too."""
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} must be from 0 to 1, got {value}")
+def _definition(cls: type) -> ast.ClassDef | None:
+    """Class statement found by `inspect` or in a notebook's cell, None if the source is not found."""
+    try:
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    except (OSError, TypeError):  # in a notebook a class has no file, but its methods have the cell's
+        return _in_cell(cls)
+    return definition if isinstance(definition, ast.ClassDef) else None
 
 
-def require_widths(name: str, sizes: tuple[int, ...] | None) -> None:
-    """Raise ValueError unless `sizes` is None, or has at least one width and each is at least 1."""
-    if sizes is not None and (not sizes or min(sizes) < 1):
-        raise ValueError(f"{name} must name at least one width of at least 1, got {sizes}")
+def _in_cell(cls: type) -> ast.ClassDef | None:
+    methods = [value for value in vars(cls).values() if isinstance(value, types.FunctionType)]
+    for file in {method.__code__.co_filename for method in methods}:
+        for node in ast.walk(ast.parse("".join(linecache.getlines(file)))):
+            if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
+                return node
+    return None
+
+
+_CHECKED = "A value of the wrong type or outside its range raises ValueError; the text begins with the option's name."
+
+
+class OptionsDoc:
+    """Descriptor for the `__doc__` of a record; reads the source for the options at first access, not at import."""
+
+    def __init__(self, text: str | None) -> None:
+        self._text = (text or "").rstrip()
+        self._full: dict[type, str] = {}
+
+    def __get__(self, record: object, kind: type) -> str:
+        if kind not in self._full:
+            self._full[kind] = f"{self._text}\n\n    {_CHECKED}\n\n    Options:\n{_options_text(kind)}\n    "
+        return self._full[kind]
+
+
+def documented(record: type[T]) -> type[T]:
+    """Decorator of a dataclass that adds its options to `help(record)`."""
+    text = record.__dict__.get("__doc__")
+    if not isinstance(text, OptionsDoc):
+        documentation: Any = OptionsDoc(text)
+        record.__doc__ = documentation
+    return record
+
+
+def _options_text(record: Any) -> str:
+    options, (docs, _) = option_help(record), field_docstrings(record)
+    texts = [_entry(option.name, f"{option.help} ({_values(option)})") for option in options.values()]
+    further = [field.name for field in dataclasses.fields(record) if field.name not in options]
+    return "\n".join(texts + [_entry(name, f"{docs.get(name, '')} (in Python only)") for name in further])
+
+
+def _values(option: Option) -> str:
+    default = "required" if option.required else f"default {option.default!r}"
+    return f"{describe(option.type)}; {default}"
+
+
+def _entry(name: str, text: str) -> str:
+    return f"        {name}:\n" + textwrap.indent(textwrap.fill(text, 88), " " * 12)

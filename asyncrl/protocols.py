@@ -164,7 +164,12 @@ class Algorithm(Protocol):
 
     name: ClassVar[str]
     update_loop: ClassVar[UpdateLoopName]
-    """Name of the loop that trains the algorithm (`asyncrl.run.update_loops`)."""
+    """Name of the loop that trains the algorithm (`asyncrl.learning.make_loop`)."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the numbers of a run do not depend on timing: lockstep and synchronous."""
+        ...
 
     def check(self, spec: EnvSpec) -> None:
         """Check that the algorithm can learn the environment. Raises `SpacesDoNotFit` (ASYNC005)."""

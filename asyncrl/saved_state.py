@@ -170,8 +170,8 @@ def _require_like(own: Any, state: Any, path: str) -> None:
             _require_like(value, state[name], f"{path}.{name}")
     elif isinstance(own, list) and _is_part(next(iter(own), None)):
         if not isinstance(state, list) or len(state) != len(own):
-            got = len(state) if isinstance(state, list) else type(state).__name__
-            raise ValueError(f"{path} must hold {len(own)} parts, got {got}")
+            count = len(state) if isinstance(state, list) else type(state).__name__
+            raise ValueError(f"{path} must hold {len(own)} parts, got {count}")
         for place, value in enumerate(own):
             _require_like(value, state[place], f"{path}[{place}]")
 

@@ -57,7 +57,7 @@ def run_rate(name: str, seconds: float) -> float:
 
     algorithm = DQN(samples_per_insert=0.05, learning_starts=1_000, replay_capacity=1 << 17)
     with Trainer(
-        name, algorithm, num_actors=ACTORS, envs_per_actor=ENVS, http="off", eval_interval_seconds=1e6
+        name, algorithm, num_actors=ACTORS, envs_per_actor=ENVS, http="off", eval_interval_steps=None
     ) as trainer:
         trainer.start()
         while (snapshot := trainer.snapshot()) is None or snapshot.updates < 2:

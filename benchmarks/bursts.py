@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,11 +21,9 @@ from uvloop import new_event_loop
 
 from asyncrl import DQN
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
-from asyncrl.learning.balance import Balance
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.learner_thread import LearnerThread
 from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
-from asyncrl.learning.replay_loop import ReplayOptions, ReplayParts
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.replay import PrioritizedReplay
@@ -90,20 +89,12 @@ def bursts(algorithm: DQN, seconds: float, burst_seconds: float) -> float:
     bench = Bench(algorithm)
     mailbox, doorbell = WeightMailbox.create(bench.core.weight_count), Doorbell.create()
     thread = LearnerThread()
-    balance = Balance(
-        samples_per_insert=None, batch_size=algorithm.batch_size, learning_starts=1, num_actors=1,
-        envs_per_actor=ENVS, num_slots=SLOTS,
-    )  # fmt: skip
-    balance.inserted(bench.replay.inserted)
     snapshots = WeightSnapshots(None)
-    parts = ReplayParts(
-        core=bench.core, replay=bench.replay, mailbox=mailbox, staleness=bench.meter, batch=bench.batch,
-        wake=lambda _: None, snapshots=snapshots,
-        options=ReplayOptions(
-            beta_start=0.4, beta_end=1.0, total_steps=None, max_staleness=None, publish_interval="auto"
-        ),
-    )  # fmt: skip
-    consumption = RelaxedReplayLoop(parts, balance)
+    algorithm = replace(algorithm, samples_per_insert=None, learning_starts=1)
+    consumption = RelaxedReplayLoop(
+        algorithm, bench.replay, bench.batch, bench.core, mailbox, wake=lambda _: None, snapshots=snapshots
+    )
+    consumption.pace.inserted(bench.replay.inserted)
 
     async def run() -> float:
         learner = Learner(consumption, doorbell, thread, burst_seconds, snapshots)

@@ -52,7 +52,7 @@ def pendulum(report: Report, seeds: int, limit: float, options: list[str]) -> No
     runs.announce(3 * seeds, 15.0)
     fixed: list[runs.Summary] = []
     clocks: dict[str, list[runs.Summary]] = {clock: [] for clock in runs.CLOCKS}
-    rules = ["--steps", str(PENDULUM_STEPS), "--eval-interval-seconds", str(runs.NO_EVALUATION)]
+    rules = ["--steps", str(PENDULUM_STEPS), "--eval-interval-steps", "none"]
     for seed in range(seeds):
         fixed.append(runs.cli(PENDULUM, "ppo", seed, [*rules, *options], limit + 120))
         print(f"{PENDULUM} seed {seed} fixed: {runs.line(fixed[-1])}", flush=True)
@@ -100,7 +100,7 @@ def throughput(report: Report, env: str, seeds: int, python: str, options: list[
     work += ["--gamma", str(algorithm.gamma), "--steps", str(max(PEER_STEPS, 2 * rollout))]
     if algorithm.normalize_observations:
         work.append("--normalize")
-    rules = ["--steps", str(OURS_STEPS), "--eval-interval-seconds", str(runs.NO_EVALUATION)]
+    rules = ["--steps", str(OURS_STEPS), "--eval-interval-steps", "none"]
     rules += ["--num-actors", str(actors), "--max-seconds", "60", "--target-eval-episodes", "1"]
     results: dict[str, list[runs.Summary]] = {"asyncrl": [], "sb3": []}
     for seed in range(seeds):

@@ -91,8 +91,8 @@ def to_target(report: Report, item: str, seeds: int, options: list[str]) -> list
                     rules = [
                         "--total-steps",
                         str(task.steps),
-                        "--eval-interval-seconds",
-                        str(runs.NO_EVALUATION),
+                        "--eval-interval-steps",
+                        "none",
                     ]
                     rules += ["--max-seconds", str(2 * task.limit)]
                     summary = runs.cli(task.env, "ppo", seed, [*rules, *flags], 2 * task.limit + 120)

@@ -141,7 +141,7 @@ def measure(seconds: float, repeats: int) -> None:
         num_actors=1,
         http="auto",
         device="cpu",
-        eval_interval_seconds=1e6,
+        eval_interval_steps=None,
     )
     alone: dict[str, list[float]] = {kind: [] for kind in KINDS}
     flooded: dict[str, list[float]] = {kind: [] for kind in KINDS}

@@ -109,7 +109,9 @@ LIBRARIES = (
     Library(
         "popgym", ("popgym==1.0.7",), ("popgym:popgym-RepeatPreviousEasy-v0 --algo ppo --ppo.recurrent gru",)
     ),
-    Library("highway-env", ("highway-env==1.12.1",), ("highway_env:highway-fast-v0 --algo dqn",)),
+    Library(
+        "highway-env", ("highway-env==1.12.1",), ("highway_env:highway-fast-v0 --algo dqn --max-seconds 60",)
+    ),
     Library(
         "flappy-bird-gymnasium",
         ("flappy-bird-gymnasium==0.4.0",),

@@ -182,7 +182,7 @@ def storm(
     rng, bare = random.Random(seed), Bare(envs)
     trainer = Trainer(
         CountingEnv, algorithm, num_actors=2, envs_per_actor=envs, seed=seed, http="off", device="cpu",
-        max_restarts=10**9, eval_interval_seconds=5.0, eval_episodes=2, report_interval_seconds=0.2,
+        max_restarts=10**9, eval_interval_steps=50_000, eval_episodes=2, report_interval_seconds=0.2,
     )  # fmt: skip
     latencies: list[float] = []
     floors: list[float] = []

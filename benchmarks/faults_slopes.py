@@ -271,7 +271,7 @@ def main(algorithm: str) -> None:
     threading.Thread(target=wait_for_end, daemon=True).start()
     trainer = Trainer(
         SlowCountingEnv, records()[algorithm], num_actors=2, envs_per_actor=4, seed=0, device="cpu",
-        max_restarts=10**9, eval_interval_seconds=5.0, eval_episodes=2,
+        max_restarts=10**9, eval_interval_steps=50_000, eval_episodes=2,
     )  # fmt: skip
     with trainer:
         trainer.start()

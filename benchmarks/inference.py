@@ -43,8 +43,7 @@ from asyncrl.envs.catch import Catch
 from asyncrl.envs.checks import spec_of
 from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import EnvSpec
-from asyncrl.learning.inference_server import MOST_ROWS, InferenceServer
-from asyncrl.run.inference import request_layout
+from asyncrl.learning.inference_server import MOST_ROWS, InferenceServer, request_layout
 from asyncrl.shm import Doorbell, RingLayout, WeightMailbox
 from asyncrl.shm.requests import ServerRequests
 

@@ -37,7 +37,7 @@ print(json.dumps(latencies))
 def latencies(seconds: float) -> list[float]:
     """Sorted latencies of all requests during one run, in seconds."""
     algorithm = DQN(hidden_sizes=(256, 256), batch_size=256, samples_per_insert=256.0)
-    with Trainer("CartPole-v1", algorithm, num_actors=1, eval_interval_seconds=1.0) as trainer:
+    with Trainer("CartPole-v1", algorithm, num_actors=1, eval_interval_steps=10_000) as trainer:
         trainer.start()
         while (snapshot := trainer.snapshot()) is None or snapshot.updates < 10:
             time.sleep(0.05)

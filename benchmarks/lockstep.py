@@ -44,7 +44,7 @@ TASKS = {
 
 def run(task: Task, pace: str, discipline: str, seed: int, steps: int, options: list[str]) -> runs.Summary:
     """Summary of one run of `steps` steps; `pace` is `preset` or samples per insert."""
-    flags = ["--total-steps", str(steps), "--eval-interval-seconds", str(runs.NO_EVALUATION)]
+    flags = ["--total-steps", str(steps), "--eval-interval-steps", "none"]
     flags += [f"--{task.algo}.discipline", discipline, f"--{task.algo}.learning-starts", "1000"]
     if pace != "preset":
         flags += [f"--{task.algo}.samples-per-insert", pace]

@@ -61,7 +61,7 @@ def one(name: str, condition: str, updates: int, seed: int) -> dict[str, Any]:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     trainer = Trainer(
         ENVIRONMENTS[name], algorithm(name), seed=seed, num_actors=2, envs_per_actor=4, http="off",
-        report_interval_seconds=0.05, eval_interval_seconds=1e6, target_eval_episodes=1,
+        report_interval_seconds=0.05, eval_interval_steps=None, target_eval_episodes=1,
     )  # fmt: skip
     trainer.start(total_steps=LEARNING_STARTS + round(updates * BATCH / SAMPLES_PER_INSERT))
     disturbance: contextlib.AbstractContextManager[list[int]] = contextlib.nullcontext([])

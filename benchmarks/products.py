@@ -44,7 +44,9 @@ def seconds(shape: tuple[int, int, int], form: str, numpy: bool, calls: int) -> 
     rows, inner, columns = shape
     x, w, y = torch.randn(rows, inner), torch.randn(inner, columns), torch.randn(rows, columns)
     out = torch.empty(rows, columns)
-    operands = {"forward": (x, w, out), "weights": (x.t(), y, w.clone()), "inputs": (y, w.t(), x.clone())}[form]
+    operands = {"forward": (x, w, out), "weights": (x.t(), y, w.clone()), "inputs": (y, w.t(), x.clone())}[
+        form
+    ]
     (product,) = products(*operands, numpy=numpy)
     product()
     started = time.thread_time()
@@ -55,7 +57,9 @@ def seconds(shape: tuple[int, int, int], form: str, numpy: bool, calls: int) -> 
 
 def main() -> None:
     """Measure and write results/products.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)

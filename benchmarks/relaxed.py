@@ -31,7 +31,7 @@ from slow_learner import SlowDQN, SlowPPO, Watched
 from asyncrl import Trainer
 from asyncrl.actors.frames import FrameReader
 from asyncrl.actors.pool import ActorPool
-from asyncrl.run.coordinator import Coordinator
+from asyncrl.run.run import Run
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.show.metrics import Snapshot
 
@@ -74,7 +74,7 @@ def running(algorithm: Any, seed: int, report_seconds: float = 0.05) -> Iterator
     options: dict[str, Any] = {
         "http": "off",
         "report_interval_seconds": report_seconds,
-        "eval_interval_seconds": runs.NO_EVALUATION,
+        "eval_interval_steps": None,
     }
     Watched.gate.set()
     with Trainer(
@@ -172,9 +172,9 @@ def learner(report: Report, name: str, make: Callable[..., Any], seeds: int, sec
 def steps_taken(trainer: Trainer, after_seconds: float = 0.0) -> int:
     """Environment steps by the actors' own counters, as there are no snapshots while the learner is stopped."""
     time.sleep(after_seconds)
-    coordinator = trainer._run.coordinator
-    assert isinstance(coordinator, Coordinator) and coordinator.parts is not None
-    return sum(int(ring.statistics().env_steps) for ring in coordinator.parts.pool.rings)
+    run = trainer._run
+    assert isinstance(run, Run)
+    return sum(int(ring.statistics().env_steps) for ring in run.pool.rings)
 
 
 def actors(report: Report, name: str, make: Callable[..., Any], seeds: int, seconds: float) -> None:

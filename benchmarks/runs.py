@@ -30,8 +30,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 CLOCKS = ("greedy", "training")
 STOPPED_BY = {"greedy": "target_return", "training": "target_training_return"}
-NO_EVALUATION = 1e6
-"""Seconds between evaluations of a run without evaluations; its last weights are evaluated after its end."""
 START_SECONDS = 4.0
 """Time of a process in addition to its training, for the printed estimate."""
 
@@ -84,7 +82,7 @@ def command(
     flag = "--target-return" if clock == "greedy" else "--target-training-return"
     rules = [flag, str(target), "--max-seconds", str(limit)]
     if clock == "training":
-        rules += ["--eval-interval-seconds", str(NO_EVALUATION)]
+        rules += ["--eval-interval-steps", "none"]
     return cli(env, algo, seed, [*rules, *options], patience_seconds=limit + 120)
 
 
@@ -134,7 +132,7 @@ def learn(
 
     rules = {"target_return": target} if clock == "greedy" else {"target_training_return": target}
     if clock == "training":
-        options["eval_interval_seconds"] = NO_EVALUATION
+        options["eval_interval_steps"] = None
     settings = {"http": "off", **options, **rules}
     trainer = Trainer(env, algorithm, seed=seed, **settings)
     return {**trainer.learn(max_seconds=limit).summary, **means(vars(trainer.config))}
@@ -148,7 +146,7 @@ def throughput(env: Any, algorithm: Any, seed: int, seconds: float, **options: A
         "http": "off",
         "report_interval_seconds": 0.1,
         **options,
-        "eval_interval_seconds": NO_EVALUATION,
+        "eval_interval_steps": None,
     }
     with Trainer(env, algorithm, seed=seed, **settings) as trainer:
         trainer.start()

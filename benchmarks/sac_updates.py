@@ -44,7 +44,7 @@ def whole_run(precision: str, seconds: float) -> dict[str, Any]:
 
     algorithm = record(precision, learning_starts=1_000)
     options = {**type(algorithm).preset_options(ENV), "num_actors": 1, "seed": 0, "http": "off"}
-    options |= {"report_interval_seconds": 0.25, "eval_interval_seconds": runs.NO_EVALUATION}
+    options |= {"report_interval_seconds": 0.25, "eval_interval_steps": None}
     with Trainer(ENV, algorithm, **options) as trainer:
         trainer.start()
         while (first := trainer.snapshot()) is None or first.updates < WARM_UPDATES:

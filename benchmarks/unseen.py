@@ -30,7 +30,7 @@ class DictBandit(gymnasium.Env[dict[str, Any], np.int64]):
     def __init__(self) -> None:
         kinds = len(RIGHT) // 2
         self.observation_space = spaces.Dict(
-            {"kind": spaces.Discrete(kinds), "values": spaces.Box(-1.0, 1.0, (2,), np.float32)}
+            {"kind": spaces.Discrete(kinds), "vector": spaces.Box(-1.0, 1.0, (2,), np.float32)}
         )
         self.action_space = spaces.Discrete(2)
 
@@ -48,7 +48,7 @@ class DictBandit(gymnasium.Env[dict[str, Any], np.int64]):
         kind = int(self.np_random.integers(len(RIGHT) // 2))
         values = self.np_random.uniform(-1.0, 1.0, 2).astype(np.float32)
         self._right = RIGHT[2 * kind + int(values[0] > 0)]
-        return {"kind": np.int64(kind), "values": values}
+        return {"kind": np.int64(kind), "vector": values}
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from asyncrl.actors.actor import Actor
 from asyncrl.actors.streams import VectorStreams
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.envs.checks import spec_of
-from asyncrl.run.memory import PADDING
+from asyncrl.learning.ring_sizes import PADDING
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailbox
 
 SIZES = (16, 64, 256, 1024)

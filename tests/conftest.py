@@ -135,7 +135,7 @@ def _descriptors() -> dict[int, str]:
 @pytest.fixture(scope="session", autouse=True)
 def libuv_has_started() -> None:
     """Start libuv, which opens a pipe for the whole process with its first loop; that is not a leak of a test."""
-    from asyncrl.trainer.run_thread import new_event_loop
+    from asyncrl.trainer.trainer import new_event_loop
 
     new_event_loop().close()
 

@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 
 from asyncrl.actors.actor import Actor
 from asyncrl.actors.streams import PlainStreams
+from asyncrl.algorithms import DQN
 from asyncrl.envs.checks import spec_of
 from asyncrl.interfaces import RESET, Batch, UpdateResult
-from asyncrl.learning.balance import Balance
-from asyncrl.learning.lockstep_replay import LockstepBalance, LockstepReplayLoop, quantum_rows
+from asyncrl.learning.lockstep_replay import LockstepReplayLoop, quantum_rows
 from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
-from asyncrl.learning.replay_loop import ReplayOptions, ReplayParts
-from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.update_loop import no_steps
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.priority_rules import PriorityRules
@@ -142,11 +140,11 @@ class World:
             actor.begin()
         self.core = FakeCore(s.prioritized)
         self.woken: list[int] = []
-        self.meter = StalenessMeter(max_staleness=s.max_staleness)
         self.snapshots = WeightSnapshots(s.eval_steps, s.eval_waiting)
         self.received: list[Received] = []
         self.taken: list[tuple[float, int, int, int]] = []
         self.learning = self._learning(Batch.allocate(s.batch, spec))
+        self.meter = self.learning.staleness
         self.learning.prepare()
 
     @staticmethod
@@ -157,42 +155,39 @@ class World:
 
     def _learning(self, batch: Batch) -> RelaxedReplayLoop | LockstepReplayLoop:
         s = self.setting
-        lockstep = s.discipline == "lockstep"
-        parts = ReplayParts(
-            core=self.core,
-            replay=PrioritizedReplay(
-                self.readers,
-                n_step=s.n_step,
-                gamma=0.5,
-                priorities=PriorityRules(uniform=not s.prioritized),
-                rng=np.random.default_rng(9),
-            ),
-            mailbox=self.mailbox,
-            staleness=self.meter,
-            batch=batch,
+        algorithm = DQN(
+            discipline=s.discipline,
+            batch_size=s.batch,
+            samples_per_insert=s.samples_per_insert,
+            learning_starts=s.learning_starts,
+            max_staleness=s.max_staleness,
+            publish_interval=s.publish_interval,
+            lockstep_lag=s.lag,
+        )
+        replay = PrioritizedReplay(
+            self.readers,
+            n_step=s.n_step,
+            gamma=0.5,
+            priorities=PriorityRules(uniform=not s.prioritized),
+            rng=np.random.default_rng(9),
+        )
+        loop = RelaxedReplayLoop if s.discipline == "relaxed" else LockstepReplayLoop
+        made = loop(
+            algorithm,
+            replay,
+            batch,
+            self.core,
+            self.mailbox,
             wake=self.woken.append,
-            options=ReplayOptions(
-                beta_start=0.4,
-                beta_end=1.0,
-                total_steps=s.total_steps,
-                max_staleness=s.max_staleness,
-                publish_interval=None if lockstep else s.publish_interval,
-                other_steps=s.other_steps,
-            ),
             snapshots=self.snapshots,
+            total_steps=s.total_steps,
+            max_env_steps=s.total_steps,
+            other_steps=s.other_steps,
             mirror=s.mirror,
         )
-        pace: dict[str, Any] = {
-            "samples_per_insert": s.samples_per_insert,
-            "batch_size": s.batch,
-            "learning_starts": s.learning_starts,
-            "num_actors": s.actors,
-            "envs_per_actor": s.envs,
-            "max_env_steps": s.total_steps,
-        }
-        if not lockstep:
-            return RelaxedReplayLoop(parts, Balance(**pace, num_slots=s.slots))
-        return LockstepReplayLoop(parts, LockstepBalance(**pace, rows=self.quantum), s.lag)
+        if s.rows is not None:
+            made.pace.rows = s.rows  # type: ignore[union-attr]
+        return made
 
     @property
     def quantum(self) -> int:

@@ -46,19 +46,18 @@ MORE = {
     "enjoy": "--episodes 1",
     "check": "--seconds 0.2",
     "plan": "--seconds 0.2 --cores 1",
-    "bench": "--seconds 0.2 --actors 1",
 }
 """What is added to a command so that it ends soon; the longest name that begins it counts, a later flag wins."""
 EXTRAS = {
     "train HalfCheetah": ("mujoco", "mujoco"),
-    "(train|plan|bench) LunarLander": ("Box2D", "box2d"),
+    "(train|plan) LunarLander": ("Box2D", "box2d"),
     "enjoy .* --video": ("imageio_ffmpeg", "video"),
     "export .* --onnx": ("onnx", "onnx"),
     "plot .* --out": ("matplotlib", "plot"),
 }
 """Commands that need a package beyond asyncrl's own, and its extra. Without the package the answer names the extra."""
 GOING_ON = ("resume runs/cartpole", "train CartPole-v1 --algo dqn --actors 1 --run-dir none")
-"""Runs in other processes, which `ps` lists and `stop` stops; 4711 stands for the second one's process id."""
+"""Runs in other processes, which `ls` lists and `stop` stops; 4711 stands for the second one's process id."""
 
 
 def missing_extra(line: str) -> str | None:
@@ -126,7 +125,7 @@ def test_the_commands_run(
     reader.shell(f"asyncrl train CartPole-v1 --algo dqn --run-dir runs/cartpole {FEW_STEPS}")
     with ExitStack() as others:
         for line in LINES:
-            if line == "asyncrl ps":
+            if line == "asyncrl ls":
                 pids = others.enter_context(going_on(tmp_path))
                 capsys.readouterr()
             if line.startswith("asyncrl ui"):
@@ -141,7 +140,7 @@ def test_the_commands_run(
             else:
                 name = max((name for name in MORE if line.startswith(f"asyncrl {name}")), key=len, default="")
                 reader.shell(f"{line} {MORE.get(name, '')}")
-            if line == "asyncrl ps":
+            if line == "asyncrl ls":
                 shown = capsys.readouterr().out
                 assert all(f"{pid} " in shown for pid in pids)
     for made in ("runs/other/summary.json", "cartpole.mp4", "cartpole.onnx", "curves.png"):

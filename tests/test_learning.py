@@ -123,7 +123,7 @@ def test_the_discount_decides_the_fork(n_step):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_cartpole_is_solved_by_its_preset(seed):
     """475 over 100 greedy episodes within 40,000 steps."""
-    trainer = Trainer("CartPole-v1", "dqn", seed=seed, http="off", eval_interval_seconds=0.2)
+    trainer = Trainer("CartPole-v1", "dqn", seed=seed, http="off", eval_interval_steps=2_000)
     result = trainer.learn(target_return=475.0, total_steps=40_000)
     assert result.stop_reason == "target_return"
     assert result.evaluation.return_mean >= 475

@@ -6,12 +6,12 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.options import FunctionOfProgress, require_positive
+from asyncrl.options import FunctionOfProgress, Range
 
 
 def linear(start: float, end: float, progress: float) -> float:
@@ -30,24 +30,41 @@ def value_at(number: float | FunctionOfProgress, progress: float) -> float:
     return float(number(min(max(progress, 0.0), 1.0))) if callable(number) else number
 
 
-def require_rate(name: str, number: float | FunctionOfProgress | None, most: float = math.inf) -> None:
-    """Raise ValueError unless a constant is above 0, or the values of a function are finite and from 0 to `most`.
+@dataclass(frozen=True)
+class RateRange:
+    """Constraint of an option that is a number above 0 or a function of progress.
 
-    A function is called for the start, the middle and the end of the run.
+    The function's values must be finite and from 0 to `most`; it is called for the start, the middle and the end of the
+    run.
     """
-    if not callable(number):
-        require_positive(name, number)
-        return
-    if "progress_remaining" in parameters_of(number):
-        raise ValueError(
-            f"{name} must be a function of progress, which rises from 0 to 1, got one of progress_remaining, which "
-            "falls; write lambda progress: f(1 - progress)"
-        )
-    for progress in (0.0, 0.5, 1.0):
-        value = number(progress)
-        if not (isinstance(value, int | float | np.number) and math.isfinite(value) and 0 <= value <= most):
-            limits = f"at most {most:g}" if math.isfinite(most) else "finite"
-            raise ValueError(f"{name} must be at least 0 and {limits}, got {value!r} at progress {progress}")
+
+    most: float = math.inf
+
+    def __str__(self) -> str:
+        return "greater than 0"
+
+    def check(self, name: str, number: float | FunctionOfProgress | None) -> None:
+        """Raise ValueError unless `number` is None or in the range."""
+        if not callable(number):
+            Range(above=0).check(name, number)
+            return
+        if "progress_remaining" in parameters_of(number):
+            raise ValueError(
+                f"{name} must be a function of progress, which rises from 0 to 1, got one of progress_remaining, which "
+                "falls; write lambda progress: f(1 - progress)"
+            )
+        for progress in (0.0, 0.5, 1.0):
+            value = number(progress)
+            finite = isinstance(value, int | float | np.number) and math.isfinite(value)
+            if not (finite and 0 <= value <= self.most):
+                limits = f"at most {self.most:g}" if math.isfinite(self.most) else "finite"
+                raise ValueError(
+                    f"{name} must be at least 0 and {limits}, got {value!r} at progress {progress}"
+                )
+
+
+Rate = Annotated[float | FunctionOfProgress, RateRange()]
+"""Learning rate or clip range: a number above 0 or a function of progress."""
 
 
 def parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -220,7 +220,7 @@ async def states_of(
 ) -> tuple[list[bytes] | None, str]:
     """Return the state of every actor at its position; or None and the reason.
 
-        coordinator                                         actors
+        run                                                 actors
         learner is paused (no further grants)               make all rows that were granted, then sleep
         waits until every ring has them ── SAVE ──>         answer between two rows: rows published, state
         accepts answers at these positions

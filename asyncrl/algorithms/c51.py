@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.algorithms.q_learning import QLearning, QLoss, of_action
 from asyncrl.interfaces import EnvSpec
-from asyncrl.options import require_at_least
+from asyncrl.options import Finite, Range
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,21 +88,17 @@ class C51(QLearning):
 
     name: ClassVar[str] = "c51"
 
-    num_atoms: int = 51
-    """Atoms of the return distribution, evenly spaced from `v_min` to `v_max`; at least 2."""
+    num_atoms: Annotated[int, Range(at_least=2)] = 51
+    """Atoms of the return distribution, evenly spaced from `v_min` to `v_max`."""
 
-    v_min: float = -10.0
+    v_min: Finite = -10.0
     """Smallest atom of the return distribution, below `v_max`."""
 
-    v_max: float = 10.0
+    v_max: Finite = 10.0
     """Largest atom of the return distribution."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least("num_atoms", self.num_atoms, 2)
-        for name in ("v_min", "v_max"):
-            if not np.isfinite(getattr(self, name)):
-                raise ValueError(f"{name} must be finite, got {getattr(self, name)}")
         if not self.v_min < self.v_max:
             raise ValueError(f"v_min must be less than v_max ({self.v_max}), got {self.v_min}")
         with np.errstate(over="ignore", invalid="ignore"):

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from asyncrl.acting.schedules import require_rate, value_at
+from asyncrl.acting.schedules import Rate, value_at
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.interfaces import BoxAction, EnvSpec
-from asyncrl.options import FunctionOfProgress, require_at_least, require_widths
+from asyncrl.options import Count, NotNegative, Widths
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,30 +60,23 @@ class ContinuousControl(OffPolicy):
     needs_bounds: ClassVar[bool] = True
     _gaussian: ClassVar[bool]
 
-    learning_rate: float | FunctionOfProgress = 3e-4
+    learning_rate: Rate = 3e-4
     batch_size: int = 256
     samples_per_insert: float | None = 256.0
     tau: float = 0.005
     hidden_sizes: tuple[int, ...] = (256, 256)
 
-    actor_learning_rate: float | FunctionOfProgress | None = None
-    """Learning rate of the actor, above 0, with the same schedule, or a function; none takes `learning_rate`."""
+    actor_learning_rate: Rate | None = None
+    """Learning rate of the actor, with the same schedule, or a function; none takes `learning_rate`."""
 
-    critic_hidden_sizes: tuple[int, ...] | None = None
-    """Widths of each critic's hidden layers, at least one layer; none takes the actor's."""
+    critic_hidden_sizes: Widths | None = None
+    """Widths of each critic's hidden layers; none takes the actor's."""
 
-    policy_delay: int = 1
-    """Updates of the critics per update of the actor, at least 1."""
+    policy_delay: Count = 1
+    """Updates of the critics per update of the actor."""
 
-    random_steps: int | None = None
+    random_steps: NotNegative | None = None
     """Environment steps over all actors with uniformly random actions; none takes `learning_starts`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_rate("actor_learning_rate", self.actor_learning_rate)
-        require_widths("critic_hidden_sizes", self.critic_hidden_sizes)
-        require_at_least("policy_delay", self.policy_delay, 1)
-        require_at_least("random_steps", self.random_steps, 0)
 
     def actor_learning_rate_at(self, updates: int, progress: float) -> float:
         """Learning rate of the actor at the update after `updates` others, at this progress of the run."""

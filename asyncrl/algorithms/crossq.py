@@ -13,14 +13,15 @@ normalisation is folded into the layers that follow it, so actors run plain perc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from asyncrl.acting.images import ImageNetwork
+from asyncrl.acting.schedules import Rate
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy
 from asyncrl.algorithms.sac import actor_loss, critic_loss
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import EnvSpec
-from asyncrl.options import FunctionOfProgress, require_at_least, require_fraction
+from asyncrl.options import Fraction, NotNegative, Range
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.crossq_update import CrossQUpdate
@@ -37,32 +38,23 @@ class CrossQ(MaximumEntropy):
     name: ClassVar[str] = "crossq"
     takes_images: ClassVar[bool] = False
 
-    learning_rate: float | FunctionOfProgress = 1e-3
+    learning_rate: Rate = 1e-3
     policy_delay: int = 3
 
-    batch_size: int = 256
-    """Transitions per update, at least 2: batch normalisation needs more than one."""
+    batch_size: Annotated[int, Range(at_least=2)] = 256
+    """Transitions per update; batch normalisation needs more than one."""
 
     critic_hidden_sizes: tuple[int, ...] | None = (512, 512)
-    """Widths of each critic's hidden layers, at least one layer; none takes the actor's. The paper has 2048."""
+    """Widths of each critic's hidden layers; none takes the actor's. The paper has 2048."""
 
-    norm_momentum: float = 0.99
-    """Momentum of batch normalisation's running statistics: fraction kept at every update, from 0 to 1."""
+    norm_momentum: Fraction = 0.99
+    """Momentum of batch normalisation's running statistics: fraction kept at every update."""
 
-    renorm_warmup: int | None = 100_000
-    """Updates with plain batch normalisation before batch renormalisation begins, at least 0; none never begins it."""
+    renorm_warmup: NotNegative | None = 100_000
+    """Updates with plain batch normalisation before batch renormalisation begins; none never begins it."""
 
-    adam_beta1: float = 0.5
-    """Decay rate of Adam's first moment, at least 0 and below 1; 0.9 is Adam's usual one."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("batch_size", self.batch_size, 2)
-        require_at_least("renorm_warmup", self.renorm_warmup, 0)
-        require_fraction("adam_beta1", self.adam_beta1)
-        if self.adam_beta1 == 1.0:
-            raise ValueError("adam_beta1 must be below 1, got 1.0")
-        require_fraction("norm_momentum", self.norm_momentum)
+    adam_beta1: Annotated[float, Range(at_least=0, below=1)] = 0.5
+    """Decay rate of Adam's first moment; 0.9 is Adam's usual one."""
 
     def check(self, spec: EnvSpec) -> None:
         """Refuse actions as `OffPolicy.check` does, and images. Raises `SpacesDoNotFit` (ASYNC005).

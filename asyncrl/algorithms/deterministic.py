@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from asyncrl.acting.noise import GaussianNoise, OrnsteinUhlenbeckNoise
 from asyncrl.algorithms.continuous import ActorLoss, ContinuousControl
 from asyncrl.interfaces import EnvSpec
-from asyncrl.options import require_at_least, require_fraction, require_positive
+from asyncrl.options import Range
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +33,7 @@ class DeterministicActor(ContinuousControl):
     _gaussian: ClassVar[bool] = False
 
     policy_delay: int = 1
-    """Updates of the critics per update of the actor and of all targets, at least 1."""
+    """Updates of the critics per update of the actor and of all targets."""
 
     bound_targets: bool = True
     """Clip bootstrapped values to the range that the observed rewards and gamma imply."""
@@ -42,26 +41,22 @@ class DeterministicActor(ContinuousControl):
     exploration_noise: Literal["gaussian", "ou"] = "gaussian"
     """Noise on the actor's actions: independent at each step, or correlated over steps (Ornstein-Uhlenbeck)."""
 
-    exploration_scale: float = 0.1
-    """Standard deviation of the exploration noise, in units of half the action range, at least 0."""
+    exploration_scale: Annotated[float, Range(at_least=0, finite=True)] = 0.1
+    """Standard deviation of the exploration noise, in units of half the action range."""
 
-    exploration_scale_last: float | None = None
-    """Exploration scale of the last stream, above 0; those between are geometric; none uses one scale for all."""
+    exploration_scale_last: Annotated[float | None, Range(above=0, finite=True)] = None
+    """Exploration scale of the last stream; those between are geometric; none uses one scale for all."""
 
-    exploration_theta: float = 0.15
-    """Decay of the Ornstein-Uhlenbeck noise per step (theta dt), above 0 and at most 1."""
+    exploration_theta: Annotated[float, Range(above=0, at_most=1)] = 0.15
+    """Decay of the Ornstein-Uhlenbeck noise per step (theta dt)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least("exploration_scale", self.exploration_scale, 0)
-        require_positive("exploration_scale_last", self.exploration_scale_last)
-        require_fraction("exploration_theta", self.exploration_theta)
-        require_positive("exploration_theta", self.exploration_theta)
-        for name in ("exploration_scale", "exploration_scale_last"):
-            if getattr(self, name) == math.inf:
-                raise ValueError(f"{name} must be finite, got inf")
-        if self.exploration_scale_last is not None:
-            require_positive("exploration_scale", self.exploration_scale)
+        if self.exploration_scale_last is not None and not self.exploration_scale > 0:
+            raise ValueError(
+                "exploration_scale must be greater than 0 where exploration_scale_last is given, "
+                f"got {self.exploration_scale}"
+            )
 
     def make_policy(self, spec: EnvSpec) -> DeterministicPolicy:
         """Make a policy with noise and zero weights, without importing torch. Raises `SpacesDoNotFit`."""

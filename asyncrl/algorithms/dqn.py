@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from asyncrl.algorithms.q_learning import QLearning, QLoss, huber
 from asyncrl.interfaces import EnvSpec
-from asyncrl.options import require_positive
+from asyncrl.options import Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,15 +59,11 @@ class DQN(QLearning):
 
     name: ClassVar[str] = "dqn"
 
-    huber_delta: float | None = 1.0
-    """Threshold of the Huber loss, above 0; none is the squared loss."""
+    huber_delta: Positive | None = 1.0
+    """Threshold of the Huber loss; none is the squared loss."""
 
     bound_targets: bool = True
     """Clip bootstrapped values to the range that the observed rewards and gamma imply."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("huber_delta", self.huber_delta)
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> QLearningUpdate:
         """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""

@@ -21,7 +21,7 @@ import numpy as np
 
 from asyncrl.algorithms.on_policy import ActorCriticLoss, OnPolicy
 from asyncrl.interfaces import RESET, EnvSpec
-from asyncrl.options import require_at_least, require_fraction, require_positive
+from asyncrl.options import Count, Fraction, NotNegative, Positive
 from asyncrl.protocols import SegmentUpdater
 
 if TYPE_CHECKING:
@@ -80,44 +80,38 @@ class IMPALA(OnPolicy):
     ent_coef: float = 0.01
     segment_length: int = 20
 
-    gae_lambda: float = 1.0
-    """Lambda of the value targets and advantages, from 0 (one step) to 1 (the rest of the segment)."""
+    gae_lambda: Fraction = 1.0
+    """Lambda of the value targets and advantages: 0 is one step, 1 the rest of the segment."""
 
     correction: Literal["vtrace", "none"] = "vtrace"
     """Correction for actions of older policies: V-trace, or none."""
 
-    rho_bar: float = 1.0
-    """Truncation of V-trace's rho, which determines the policy whose values are learned; above 0."""
+    rho_bar: Positive = 1.0
+    """Truncation of V-trace's rho, which determines the policy whose values are learned."""
 
-    c_bar: float = 1.0
-    """Truncation of V-trace's c, which limits how far back an error is propagated; above 0."""
+    c_bar: Positive = 1.0
+    """Truncation of V-trace's c, which limits how far back an error is propagated."""
 
-    pg_rho_bar: float = 1.0
-    """Truncation of the policy gradient's importance weight, above 0."""
+    pg_rho_bar: Positive = 1.0
+    """Truncation of the policy gradient's importance weight."""
 
-    minibatches: int = 1
-    """Minibatches per pass, each of whole streams, at least 1."""
+    minibatches: Count = 1
+    """Minibatches per pass, each of whole streams."""
 
     normalize_advantages: bool = False
     """Standardise the advantages of a gradient step to mean 0 and standard deviation 1."""
 
-    past_segments: int = 0
-    """Capacity of the replay of past segments, at least 0; `past_per_batch` of them are mixed into a batch."""
+    past_segments: NotNegative = 0
+    """Capacity of the replay of past segments; `past_per_batch` of them are mixed into a batch."""
 
-    past_per_batch: int = 0
-    """Past segments sampled uniformly into every batch, at least 0 and at most `past_segments`."""
+    past_per_batch: NotNegative = 0
+    """Past segments sampled uniformly into every batch, at most `past_segments`."""
 
     staleness_correction: Literal["none", "power", "exponential"] = "none"
     """Loss weight for a staleness of s, beside V-trace: none, power ((1 + s)^-rate) or exponential (exp(-rate s))."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least("minibatches", self.minibatches, 1)
-        for name in ("rho_bar", "c_bar", "pg_rho_bar"):
-            require_positive(name, getattr(self, name))
-        for name in ("past_segments", "past_per_batch"):
-            require_at_least(name, getattr(self, name), 0)
-        require_fraction("gae_lambda", self.gae_lambda)
         if self.past_per_batch > self.past_segments:
             rule = f"at most past_segments ({self.past_segments})"
             raise ValueError(f"past_per_batch must be {rule}, got {self.past_per_batch}")

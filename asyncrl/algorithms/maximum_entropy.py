@@ -10,13 +10,12 @@ LunarLanderContinuous.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from asyncrl.algorithms.continuous import ContinuousControl
 from asyncrl.interfaces import EnvSpec
-from asyncrl.options import require_at_least, require_fraction, require_positive
+from asyncrl.options import Count, Finite, Positive, Range
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,32 +44,21 @@ class MaximumEntropy(ContinuousControl):
     entropy_in_values: ClassVar[bool] = True
     _gaussian: ClassVar[bool] = True
 
-    num_critics: int = 2
-    """Number of critics, at least 1."""
+    num_critics: Count = 2
+    """Number of critics."""
 
-    ent_coef: float | None = None
-    """Entropy coefficient (alpha), above 0; none tunes it automatically towards `target_entropy`."""
+    ent_coef: Positive | None = None
+    """Entropy coefficient (alpha); none tunes it automatically towards `target_entropy`."""
 
-    ent_coef_initial: float = 1.0
-    """Initial entropy coefficient if it is tuned automatically, above 0."""
+    ent_coef_initial: Positive = 1.0
+    """Initial entropy coefficient if it is tuned automatically."""
 
-    target_entropy: float | None = None
+    target_entropy: Finite | None = None
     """Target entropy of actions in -1..1; none takes minus the number of action dimensions."""
 
-    action_correlation: float = 0.0
-    """Correlation of a stream's successive draws of actions in training, at least 0 and below 1; the distribution of
+    action_correlation: Annotated[float, Range(at_least=0, below=1)] = 0.0
+    """Correlation of a stream's successive draws of actions in training; the distribution of
     each draw stays the policy's. Near 0.9 it explores environments in which independent draws average out."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("num_critics", self.num_critics, 1)
-        for name in ("ent_coef", "ent_coef_initial"):
-            require_positive(name, getattr(self, name))
-        if self.target_entropy is not None and not math.isfinite(self.target_entropy):
-            raise ValueError(f"target_entropy must be finite or none, got {self.target_entropy}")
-        require_fraction("action_correlation", self.action_correlation)
-        if self.action_correlation == 1.0:
-            raise ValueError("action_correlation must be below 1, got 1.0")
 
     def make_policy(self, spec: EnvSpec) -> SquashedGaussianPolicy:
         """Make a stochastic policy with zero weights, without importing torch. Raises `SpacesDoNotFit`."""

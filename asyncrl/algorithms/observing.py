@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from asyncrl.acting.images import NetworkName, choose_network, with_shape
 from asyncrl.acting.layouts import NetworkFactory
 from asyncrl.algorithms.preset_files import WithPresets
 from asyncrl.interfaces import EnvSpec
-from asyncrl.options import coerce, option_help, require_at_least
+from asyncrl.options import Count, Range, check_options
 
 if TYPE_CHECKING:
     from asyncrl.acting.recurrent import Cell
-
-LONGEST_STACK = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +26,8 @@ class Observing(WithPresets):
 
     takes_images: ClassVar[bool] = True
 
-    frame_stack: int = 1
-    """Number of consecutive observations that the policy sees, from 1 to 64; an episode's first one is repeated."""
+    frame_stack: Annotated[int, Range(at_least=1, at_most=64)] = 1
+    """Number of consecutive observations that the policy sees; an episode's first one is repeated."""
 
     network: NetworkName | tuple[int, ...] | NetworkFactory | None = field(
         default="auto", metadata={"type": NetworkName}
@@ -47,13 +45,7 @@ class Observing(WithPresets):
         if isinstance(self.network, tuple | list):
             object.__setattr__(self, "hidden_sizes", tuple(self.network))
             object.__setattr__(self, "network", "mlp")
-        for name, option in option_help(type(self)).items():
-            value = getattr(self, name)
-            if not (name == "network" and callable(value)):
-                object.__setattr__(self, name, coerce(name, option.type, value))
-        require_at_least("frame_stack", self.frame_stack, 1)
-        if self.frame_stack > LONGEST_STACK:
-            raise ValueError(f"frame_stack must be at most {LONGEST_STACK}, got {self.frame_stack}")
+        check_options(self, keep=("network",) if callable(self.network) else ())
         self._require_servable()
 
     def _require_servable(self) -> None:
@@ -106,12 +98,8 @@ class Recurrent(Observing):
     recurrent: Literal["none", "gru", "lstm"] = "none"
     """Recurrent cell between hidden layers and outputs: none, gru or lstm; its state is reset at episode starts."""
 
-    recurrent_size: int = 64
-    """Outputs of the recurrent cell, at least 1."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("recurrent_size", self.recurrent_size, 1)
+    recurrent_size: Count = 64
+    """Outputs of the recurrent cell."""
 
     @property
     def cell(self) -> Cell | None:

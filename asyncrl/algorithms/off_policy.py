@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from asyncrl.acting.schedules import ramp, require_rate, value_at
+from asyncrl.acting.schedules import Rate, ramp, value_at
 from asyncrl.algorithms.action_spaces import check_action_space
 from asyncrl.algorithms.observing import Observing
 from asyncrl.interfaces import LONGEST_N_STEP, EnvSpec, FieldSpec
-from asyncrl.options import (
-    FunctionOfProgress,
-    require_at_least,
-    require_at_most,
-    require_fraction,
-    require_positive,
-    require_widths,
-)
+from asyncrl.options import Coefficient, Count, Fraction, NotNegative, Positive, Range, Widths
 from asyncrl.protocols import UpdateLoopName
 
 
@@ -31,86 +23,86 @@ class OffPolicy(Observing):
     needs_bounds: ClassVar[bool]
     entropy_in_values: ClassVar[bool] = False  # whether action values include an entropy bonus
 
-    learning_rate: float | FunctionOfProgress = 1e-3
-    """Learning rate of Adam, above 0; the initial one with a schedule. In Python also a function of progress."""
+    learning_rate: Rate = 1e-3
+    """Learning rate of Adam; the initial one with a schedule. In Python also a function of progress."""
 
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
     """Schedule of the learning rate: constant, or linear to `learning_rate_final`."""
 
-    learning_rate_final: float = 0.0
-    """Final learning rate of the linear schedule, at least 0."""
+    learning_rate_final: Coefficient = 0.0
+    """Final learning rate of the linear schedule."""
 
-    learning_rate_updates: int = 100_000
-    """Updates from the initial to the final learning rate, at least 1; independent of the run's steps."""
+    learning_rate_updates: Count = 100_000
+    """Updates from the initial to the final learning rate; independent of the run's steps."""
 
-    batch_size: int = 64
-    """Transitions per update, at least 1."""
+    batch_size: Count = 64
+    """Transitions per update."""
 
-    gamma: float = 0.99
-    """Discount per environment step, from 0 to 1."""
+    gamma: Fraction = 0.99
+    """Discount per environment step."""
 
-    reward_scale: float = 1.0
-    """Factor on rewards, above 0; action values, supports and entropies are in scaled units."""
+    reward_scale: Positive = 1.0
+    """Factor on rewards; action values, supports and entropies are in scaled units."""
 
-    n_step: int = 1
-    """Steps of the n-step return, from 1 to 255."""
+    n_step: Annotated[int, Range(at_least=1, at_most=LONGEST_N_STEP)] = 1
+    """Steps of the n-step return."""
 
     prioritized: bool = False
     """Prioritized replay (Schaul et al. 2016); otherwise transitions are sampled uniformly."""
 
-    alpha: float = 0.6
-    """Exponent of the priorities, from 0 to 1; 0 samples uniformly."""
+    alpha: Fraction = 0.6
+    """Exponent of the priorities; 0 samples uniformly."""
 
-    beta_start: float = 0.4
-    """Initial exponent of the importance weights, from 0 to 1."""
+    beta_start: Fraction = 0.4
+    """Initial exponent of the importance weights."""
 
-    beta_end: float = 1.0
-    """Final exponent of the importance weights, from 0 to 1; linear over `total_steps`."""
+    beta_end: Fraction = 1.0
+    """Final exponent of the importance weights; linear over `total_steps`."""
 
-    replay_capacity: int = 100_000
-    """Capacity of the replay in environment steps, over all actors, at least 1."""
+    replay_capacity: Count = 100_000
+    """Capacity of the replay in environment steps, over all actors."""
 
-    learning_starts: int = 1_000
-    """Environment steps over all actors before the first update, at least 1."""
+    learning_starts: Count = 1_000
+    """Environment steps over all actors before the first update."""
 
-    samples_per_insert: float | None = 16.0
+    samples_per_insert: Annotated[float | None, Range(above=0, finite=True)] = 16.0
     """Mean number of times that a step is trained on; none lets actors and learner run freely."""
 
-    samples_per_insert_error: float | None = None
+    samples_per_insert_error: Annotated[float | None, Range(above=0, finite=True)] = None
     """Tolerance of `samples_per_insert` in relaxed runs, in samples; none chooses it automatically."""
 
     discipline: Literal["relaxed", "lockstep"] = "relaxed"
     """relaxed: actors and learner run freely within the balance; lockstep: reproducible, on the CPU to the bit."""
 
-    lockstep_lag: int = 4
-    """Policy lag of lockstep, in updates, at least 1."""
+    lockstep_lag: Count = 4
+    """Policy lag of lockstep, in updates."""
 
-    publish_interval: int | Literal["auto"] = "auto"
+    publish_interval: Count | Literal["auto"] = "auto"
     """Updates between publications of weights when relaxed; auto: their cost stays under 5 % of the updates'."""
 
-    max_staleness: int | None = None
+    max_staleness: NotNegative | None = None
     """Maximum staleness of a sample, in updates; none sets no bound."""
 
     staleness_correction: Literal["none", "power", "exponential"] = "none"
     """Factor on a sample's loss for its staleness s: 1, (1 + s)^-rate or exp(-rate s)."""
 
-    staleness_rate: float = 0.5
-    """Rate of the staleness correction, at least 0."""
+    staleness_rate: Coefficient = 0.5
+    """Rate of the staleness correction."""
 
-    tau: float = 0.02
-    """Polyak coefficient of the target network, above 0 and at most 1."""
+    tau: Annotated[float, Range(above=0, at_most=1)] = 0.02
+    """Polyak coefficient of the target network."""
 
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers, at least one layer."""
+    hidden_sizes: Widths = (64, 64)
+    """Widths of the hidden layers."""
 
     normalize_observations: bool = False
     """Normalise observations by their running mean and standard deviation, and clip them to +-10."""
 
-    adam_eps: float = 1e-8
-    """Epsilon of Adam, above 0."""
+    adam_eps: Positive = 1e-8
+    """Epsilon of Adam."""
 
-    max_grad_norm: float | None = None
-    """Maximum gradient norm, above 0; none disables clipping."""
+    max_grad_norm: Positive | None = None
+    """Maximum gradient norm; none disables clipping."""
 
     matmul_precision: Literal["highest", "medium", "bfloat16"] = "highest"
     """Matrix products: highest (float32), medium (TF32 on a GPU, bfloat16 with AMX), or bfloat16 (autocast)."""
@@ -120,30 +112,12 @@ class OffPolicy(Observing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("batch_size", "n_step", "replay_capacity", "learning_starts", "learning_rate_updates"):
-            require_at_least(name, getattr(self, name), 1)
-        require_at_least("lockstep_lag", self.lockstep_lag, 1)
-        if self.publish_interval != "auto":
-            require_at_least("publish_interval", self.publish_interval, 1)
         if self.discipline == "lockstep" and self.samples_per_insert is None:
             raise ValueError("samples_per_insert must be a number with discipline='lockstep', got None")
-        require_rate("learning_rate", self.learning_rate)
         if callable(self.learning_rate) and self.learning_rate_schedule != "constant":
             raise ValueError(
                 "learning_rate_schedule must be constant where learning_rate is a function, got linear"
             )
-        for name in ("adam_eps", "tau", "max_grad_norm", "reward_scale"):
-            require_positive(name, getattr(self, name))
-        for name in ("samples_per_insert", "samples_per_insert_error"):
-            require_positive(name, getattr(self, name))
-            if getattr(self, name) == math.inf:
-                raise ValueError(f"{name} must be finite or none, got inf")
-        for name in ("learning_rate_final", "staleness_rate", "max_staleness"):
-            require_at_least(name, getattr(self, name), 0)
-        require_at_most("n_step", self.n_step, LONGEST_N_STEP)
-        for name in ("gamma", "tau", "alpha", "beta_start", "beta_end"):
-            require_fraction(name, getattr(self, name))
-        require_widths("hidden_sizes", self.hidden_sizes)
         self._require_device_options()
         for name in ("learning_starts", "batch_size"):
             if (value := getattr(self, name)) > self.replay_capacity:
@@ -162,6 +136,11 @@ class OffPolicy(Observing):
                 "matmul_precision must be highest where an inference server acts in lockstep, whose products would "
                 f"have either precision by chance, got {self.matmul_precision}"
             )
+
+    @property
+    def exact(self) -> bool:
+        """Whether the numbers of a run do not depend on timing: every discipline but the relaxed one."""
+        return self.discipline != "relaxed"
 
     @property
     def sample_rows(self) -> int:

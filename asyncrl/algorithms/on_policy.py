@@ -7,23 +7,16 @@ algorithm. This module does not import torch.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
-from asyncrl.acting.schedules import linear, require_rate, value_at
+from asyncrl.acting.schedules import Rate, linear, value_at
 from asyncrl.algorithms.action_spaces import check_action_space
 from asyncrl.algorithms.observing import Recurrent
 from asyncrl.config import TrainerConfig
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
-from asyncrl.options import (
-    FunctionOfProgress,
-    require_at_least,
-    require_fraction,
-    require_positive,
-    require_widths,
-)
+from asyncrl.options import Coefficient, Count, Finite, Fraction, NotNegative, Positive, Widths
 from asyncrl.protocols import UpdateLoopName
 
 if TYPE_CHECKING:
@@ -70,26 +63,26 @@ class OnPolicy(Recurrent):
     rollout_columns: ClassVar[tuple[str, ...]] = ()
     """Names of the rollout's columns, which `prepare` fills."""
 
-    learning_rate: float | FunctionOfProgress = 1e-3
-    """Learning rate of Adam, above 0; the initial one with a schedule. In Python also a function of progress."""
+    learning_rate: Rate = 1e-3
+    """Learning rate of Adam; the initial one with a schedule. In Python also a function of progress."""
 
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
     """Schedule of the learning rate: constant, or linear to 0 at the end of the run's steps."""
 
-    gamma: float = 0.99
-    """Discount per environment step, from 0 to 1."""
+    gamma: Fraction = 0.99
+    """Discount per environment step."""
 
-    epochs: int = 1
-    """Epochs over the segments of a batch, at least 1."""
+    epochs: Count = 1
+    """Epochs over the segments of a batch."""
 
-    ent_coef: float = 0.0
-    """Entropy coefficient of the loss, at least 0."""
+    ent_coef: Coefficient = 0.0
+    """Entropy coefficient of the loss."""
 
-    vf_coef: float = 0.5
-    """Coefficient of the value loss, the mean squared error, at least 0."""
+    vf_coef: Coefficient = 0.5
+    """Coefficient of the value loss, the mean squared error."""
 
-    max_grad_norm: float | None = 0.5
-    """Maximum gradient norm, over policy and value network together, above 0; none disables clipping."""
+    max_grad_norm: Positive | None = 0.5
+    """Maximum gradient norm, over policy and value network together; none disables clipping."""
 
     normalize_observations: bool = False
     """Normalise observations by their running mean and standard deviation, and clip them to +-10."""
@@ -97,11 +90,11 @@ class OnPolicy(Recurrent):
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return, and clip them to +-10."""
 
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    """Widths of the policy's hidden layers, at least one layer."""
+    hidden_sizes: Widths = (64, 64)
+    """Widths of the policy's hidden layers."""
 
-    value_hidden_sizes: tuple[int, ...] | None = None
-    """Widths of the value network's hidden layers, at least one layer; none takes the policy's."""
+    value_hidden_sizes: Widths | None = None
+    """Widths of the value network's hidden layers; none takes the policy's."""
 
     shared_trunk: bool = True
     """For images, share all layers of the convolutional network between policy and value but the last."""
@@ -112,52 +105,39 @@ class OnPolicy(Recurrent):
     squashed: bool = False
     """Squash real-valued actions into their bounds by tanh, instead of clipping them there."""
 
-    initial_log_std: float = 0.0
+    initial_log_std: Finite = 0.0
     """Logarithm of the standard deviation of real-valued actions at the start."""
 
-    adam_eps: float = 1e-5
-    """Epsilon of Adam, above 0."""
+    adam_eps: Positive = 1e-5
+    """Epsilon of Adam."""
 
-    segment_length: int | None = None
-    """Steps of each environment that are learned from together, at least 1; none: 2,048 / environments, at least 32."""
+    segment_length: Count | None = None
+    """Steps of each environment that are learned from together; none: 2,048 / environments, at least 32."""
 
-    segments_per_batch: int | None = None
-    """Segments of one batch, at least 1; none takes as many as there are actors."""
+    segments_per_batch: Count | None = None
+    """Segments of one batch; none takes as many as there are actors."""
 
     discipline: Literal["relaxed", "lockstep", "synchronous"] = "relaxed"
     """relaxed: segments in order of arrival; lockstep: one per actor, one version behind; synchronous: actors wait."""
 
-    queue_batches: int = 1
-    """Maximum number of batches queued for the learner in relaxed runs, at least 1."""
+    queue_batches: Count = 1
+    """Maximum number of batches queued for the learner in relaxed runs."""
 
-    max_staleness: int | None = None
+    max_staleness: NotNegative | None = None
     """Maximum staleness of a segment, in policy versions; none sets no bound."""
 
-    staleness_rate: float = 0.5
-    """Rate of the power and exponential corrections, at least 0."""
+    staleness_rate: Coefficient = 0.5
+    """Rate of the power and exponential corrections."""
 
-    reuse_epochs: int = 0
-    """Maximum additional epochs over a batch in relaxed runs while no new one has arrived, at least 0."""
+    reuse_epochs: NotNegative = 0
+    """Maximum additional epochs over a batch in relaxed runs while no new one has arrived."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("epochs", "segment_length", "segments_per_batch", "queue_batches"):
-            require_at_least(name, getattr(self, name), 1)
-        require_rate("learning_rate", self.learning_rate)
         if callable(self.learning_rate) and self.learning_rate_schedule != "constant":
             raise ValueError(
                 "learning_rate_schedule must be constant where learning_rate is a function, got linear"
             )
-        for name in ("max_grad_norm", "adam_eps"):
-            require_positive(name, getattr(self, name))
-        for name in ("ent_coef", "vf_coef", "staleness_rate", "reuse_epochs"):
-            require_at_least(name, getattr(self, name), 0)
-        require_at_least("max_staleness", self.max_staleness, 0)
-        require_fraction("gamma", self.gamma)
-        if not math.isfinite(self.initial_log_std):
-            raise ValueError(f"initial_log_std must be finite, got {self.initial_log_std}")
-        for name in ("hidden_sizes", "value_hidden_sizes"):
-            require_widths(name, getattr(self, name))
         if self.cell is not None and self.value_hidden_sizes is not None:
             raise ValueError(
                 "value_hidden_sizes must be none where the policy is recurrent, for policy and value share encoder and "
@@ -169,6 +149,11 @@ class OnPolicy(Recurrent):
                 f"max_staleness must be at least {lag} with discipline {self.discipline!r}, whose segments are so "
                 f"many versions old, got {self.max_staleness}"
             )
+
+    @property
+    def exact(self) -> bool:
+        """Whether the numbers of a run do not depend on timing: every discipline but the relaxed one."""
+        return self.discipline != "relaxed"
 
     @property
     def kept_segments(self) -> tuple[int, int]:

@@ -14,14 +14,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 
-from asyncrl.acting.schedules import require_rate, value_at
+from asyncrl.acting.schedules import Rate, value_at
 from asyncrl.algorithms.on_policy import ActorCriticLoss, OnPolicy
 from asyncrl.interfaces import EnvSpec
-from asyncrl.options import FunctionOfProgress, require_at_least, require_fraction, require_positive
+from asyncrl.options import Count, Fraction, Positive, Range
 from asyncrl.protocols import SegmentUpdater
 
 if TYPE_CHECKING:
@@ -100,25 +100,25 @@ class PPO(OnPolicy):
         *("old_log_prob", "importance", "advantage", "target", "old_value", "weight"),
     )
 
-    learning_rate: float | FunctionOfProgress = 3e-4
+    learning_rate: Rate = 3e-4
     epochs: int = 10
     normalize_rewards: bool = True
     max_staleness: int | None = 4
 
-    gae_lambda: float = 0.95
-    """Lambda of generalized advantage estimation, from 0 (one step) to 1 (the rest of the segment)."""
+    gae_lambda: Fraction = 0.95
+    """Lambda of generalized advantage estimation: 0 is one step, 1 the rest of the segment."""
 
-    clip_range: float | FunctionOfProgress = 0.2
-    """Epsilon: range around 1 to which the ratio of new to old probability is clipped, above 0; or a function."""
+    clip_range: Rate = 0.2
+    """Epsilon: range around 1 to which the ratio of new to old probability is clipped; or a function."""
 
-    value_clip_range: float | FunctionOfProgress | None = None
-    """Range around the old value to which a value is clipped in the loss, above 0; none disables clipping."""
+    value_clip_range: Rate | None = None
+    """Range around the old value to which a value is clipped in the loss; none disables clipping."""
 
-    minibatch_size: int = 64
-    """Maximum steps of a minibatch, at least 1; an epoch is divided evenly. Recurrent: at least one whole segment."""
+    minibatch_size: Count = 64
+    """Maximum steps of a minibatch; an epoch is divided evenly. Recurrent: at least one whole segment."""
 
-    target_kl: float | None = None
-    """Stop the epochs of a batch at 1.5 times this KL divergence from the old policy, above 0; none never stops."""
+    target_kl: Positive | None = None
+    """Stop the epochs of a batch at 1.5 times this KL divergence from the old policy; none never stops."""
 
     normalize_advantages: bool = True
     """Standardise the advantages of a batch to mean 0 and standard deviation 1."""
@@ -126,17 +126,8 @@ class PPO(OnPolicy):
     staleness_correction: Literal["none", "power", "exponential", "importance"] = "importance"
     """Correction of staleness s: none, a factor (1 + s)^-rate or exp(-rate s), or the decoupled objective."""
 
-    rho_bar: float = 2.0
-    """Largest importance weight of the decoupled loss, at least 1."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("minibatch_size", self.minibatch_size, 1)
-        for name in ("clip_range", "value_clip_range"):
-            require_rate(name, getattr(self, name))
-        require_positive("target_kl", self.target_kl)
-        require_at_least("rho_bar", self.rho_bar, 1)
-        require_fraction("gae_lambda", self.gae_lambda)
+    rho_bar: Annotated[float, Range(at_least=1)] = 2.0
+    """Largest importance weight of the decoupled loss."""
 
     @property
     def row_correction(self) -> Literal["none", "power", "exponential"]:

@@ -14,15 +14,15 @@ command line shows its help and an actor unpickles its policy without delay.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.acting.schedules import EpsilonSchedule, require_rate
+from asyncrl.acting.schedules import EpsilonSchedule, RateRange
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.interfaces import DiscreteAction, EnvSpec
-from asyncrl.options import FunctionOfProgress, require_at_least, require_fraction, require_positive
+from asyncrl.options import Coefficient, Count, Fraction, FunctionOfProgress, NotNegative, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,47 +93,40 @@ class QLearning(OffPolicy):
     noisy: bool = False
     """Noisy layers (Fortunato et al. 2018) after the first layer or the convolutions, besides epsilon-greedy."""
 
-    noisy_sigma: float = 0.5
-    """Initial noise scale sigma_0 of noisy layers: their weights begin with sigma_0 / sqrt(inputs); above 0."""
+    noisy_sigma: Positive = 0.5
+    """Initial noise scale sigma_0 of noisy layers: their weights begin with sigma_0 / sqrt(inputs)."""
 
     target_update: Literal["soft", "hard"] = "soft"
     """Target network: soft (by `tau` at every update) or hard (a copy every `target_update_interval`)."""
 
-    target_update_interval: int = 500
-    """Updates between copies to a hard target network, at least 1."""
+    target_update_interval: Count = 500
+    """Updates between copies to a hard target network."""
 
     cuda_graph: bool = False
     """On a GPU, run an update as one CUDA graph, which saves kernel launches."""
 
-    exploration_initial: float = 1.0
-    """Initial epsilon: fraction of random actions, from 0 to 1."""
+    exploration_initial: Fraction = 1.0
+    """Initial epsilon: fraction of random actions."""
 
-    exploration_final: float = 0.05
-    """Final epsilon, after `exploration_steps`, from 0 to 1."""
+    exploration_final: Fraction = 0.05
+    """Final epsilon, after `exploration_steps`."""
 
-    exploration_steps: int = 10_000
-    """Environment steps, over all actors, in which epsilon falls linearly to `exploration_final`; at least 0."""
+    exploration_steps: NotNegative = 10_000
+    """Environment steps, over all actors, in which epsilon falls linearly to `exploration_final`."""
 
-    exploration_ladder: float = 0.0
+    exploration_ladder: Coefficient = 0.0
     """Ape-X exponent: stream i of M explores with epsilon^(1 + ladder i / (M - 1)); 0: all streams alike."""
 
-    exploration_repeat: int = 1
-    """Maximum steps that a random action is repeated, at least 1; the number is drawn (Dabney et al. 2021)."""
+    exploration_repeat: Count = 1
+    """Maximum steps that a random action is repeated; the number is drawn (Dabney et al. 2021)."""
 
-    exploration: FunctionOfProgress | None = field(default=None, metadata={"option": False})
+    exploration: Annotated[FunctionOfProgress | None, RateRange(most=1.0)] = field(
+        default=None, metadata={"option": False}
+    )
     """Epsilon as a function of the completed fraction of `exploration_steps`, in place of the linear schedule."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive("noisy_sigma", self.noisy_sigma)
-        require_at_least("target_update_interval", self.target_update_interval, 1)
-        for name in ("exploration_initial", "exploration_final"):
-            require_fraction(name, getattr(self, name))
-        if self.exploration is not None:
-            require_rate("exploration", self.exploration, most=1.0)
-        for name in ("exploration_steps", "exploration_ladder"):
-            require_at_least(name, getattr(self, name), 0)
-        require_at_least("exploration_repeat", self.exploration_repeat, 1)
         for name in ("dueling", "noisy"):
             if self.own_network is not None and getattr(self, name):
                 raise ValueError(f"{name} must be off where network is given, got {getattr(self, name)}")

@@ -14,7 +14,7 @@ import numpy as np
 
 from asyncrl.algorithms.q_learning import QLearning, QLoss, of_action
 from asyncrl.interfaces import EnvSpec
-from asyncrl.options import require_at_least, require_positive
+from asyncrl.options import Count, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,19 +88,14 @@ class QRDQN(QLearning):
 
     name: ClassVar[str] = "qrdqn"
 
-    num_quantiles: int = 32
-    """Quantiles of each action's return distribution, at least 1; the cost of the loss is quadratic in it."""
+    num_quantiles: Count = 32
+    """Quantiles of each action's return distribution; the cost of the loss is quadratic in it."""
 
-    huber_delta: float | None = 1.0
-    """Threshold of the quantile Huber loss (kappa), above 0; none is plain quantile regression."""
+    huber_delta: Positive | None = 1.0
+    """Threshold of the quantile Huber loss (kappa); none is plain quantile regression."""
 
     bound_targets: bool = True
     """Clip bootstrapped values to the range that the observed rewards and gamma imply."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("num_quantiles", self.num_quantiles, 1)
-        require_positive("huber_delta", self.huber_delta)
 
     def atoms(self) -> int:
         """`num_quantiles`."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from asyncrl.algorithms.observing import Recurrent
 from asyncrl.algorithms.q_learning import QLearning, QLoss, huber
 from asyncrl.interfaces import EnvSpec, FieldSpec
-from asyncrl.options import require_at_least, require_fraction, require_positive
+from asyncrl.options import Count, Fraction, NotNegative, Positive
 from asyncrl.protocols import UpdateLoopName
 from asyncrl.sequences import SequenceShape
 
@@ -102,26 +102,26 @@ class R2D2(QLearning, Recurrent):
     recurrent: Literal["gru", "lstm"] = "lstm"
     """Recurrent cell between hidden layers and outputs: gru or lstm; its state is reset at episode starts."""
 
-    sequence_length: int = 40
-    """Trained rows of a sequence, at least 1."""
+    sequence_length: Count = 40
+    """Trained rows of a sequence."""
 
-    burn_in: int = 20
-    """Rows before the trained ones, only used to recompute the recurrent state; at least 0."""
+    burn_in: NotNegative = 20
+    """Rows before the trained ones, only used to recompute the recurrent state."""
 
-    sequence_period: int | None = None
-    """Rows of a stream from the start of one sequence to the next, at least 1; none: half of `sequence_length`."""
+    sequence_period: Count | None = None
+    """Rows of a stream from the start of one sequence to the next; none: half of `sequence_length`."""
 
     batch_size: int = 32
-    """Sequences per update, at least 1."""
+    """Sequences per update."""
 
-    eta: float = 0.9
-    """Weight of a sequence's largest error in its priority, from 0 to 1; the mean error has weight 1 - eta."""
+    eta: Fraction = 0.9
+    """Weight of a sequence's largest error in its priority; the mean error has weight 1 - eta."""
 
     value_rescaling: bool = True
     """Learn returns on the scale h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x (Pohlen et al. 2018)."""
 
-    huber_delta: float | None = 1.0
-    """Threshold of the Huber loss, above 0; none is the squared loss."""
+    huber_delta: Positive | None = 1.0
+    """Threshold of the Huber loss; none is the squared loss."""
 
     bound_targets: bool = True
     """Clip bootstrapped values to the range that the observed rewards and gamma imply."""
@@ -135,12 +135,6 @@ class R2D2(QLearning, Recurrent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive("huber_delta", self.huber_delta)
-        require_at_least("sequence_length", self.sequence_length, 1)
-        require_at_least("burn_in", self.burn_in, 0)
-        if self.sequence_period is not None:
-            require_at_least("sequence_period", self.sequence_period, 1)
-        require_fraction("eta", self.eta)
         if self.noisy:
             raise ValueError("noisy must be off for r2d2, whose layers have no noise, got True")
         if self.cuda_graph:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
 
 from asyncrl.algorithms.preset_files import FOLDER
 from asyncrl.errors import ConfigurationError
-from asyncrl.option_docs import documented
+from asyncrl.options import documented
 from asyncrl.protocols import Algorithm
 
 T = TypeVar("T")

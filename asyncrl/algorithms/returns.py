@@ -141,7 +141,7 @@ def standardised(
     if of_all is not None:
         mean = float(own.mean(dtype=np.float64)) if own.size else 0.0
         found = of_all(Moments(own.size, mean, float(np.square(own - mean, dtype=np.float64).sum())))
-        deviation = (found.square / max(1.0, found.size)) ** 0.5
+        deviation = (found.square / max(1.0, found.number)) ** 0.5
         result[trained] = (own - np.float32(found.mean)) / np.float32(deviation + 1e-8)
     elif own.size:
         result[trained] = (own - own.mean()) / (own.std() + np.float32(1e-8))

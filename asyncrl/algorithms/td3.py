@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from asyncrl.algorithms.continuous import CriticLoss, squared_error
 from asyncrl.algorithms.deterministic import DeterministicActor
 from asyncrl.interfaces import EnvSpec
-from asyncrl.options import require_at_least
+from asyncrl.options import Coefficient, Count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,20 +57,14 @@ class TD3(DeterministicActor):
 
     policy_delay: int = 2
 
-    num_critics: int = 2
-    """Number of critics, at least 1; the smallest of their target values is bootstrapped."""
+    num_critics: Count = 2
+    """Number of critics; the smallest of their target values is bootstrapped."""
 
-    target_noise: float = 0.2
-    """Standard deviation of target policy smoothing, in units of half the action range, at least 0."""
+    target_noise: Coefficient = 0.2
+    """Standard deviation of target policy smoothing, in units of half the action range."""
 
-    target_noise_clip: float = 0.5
-    """Clip of the target noise, in units of half the action range, at least 0."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("num_critics", self.num_critics, 1)
-        for name in ("target_noise", "target_noise_clip"):
-            require_at_least(name, getattr(self, name), 0)
+    target_noise_clip: Coefficient = 0.5
+    """Clip of the target noise, in units of half the action range."""
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> DeterministicUpdate:
         """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""

@@ -15,7 +15,7 @@ from asyncrl.algorithms.continuous import ActorLoss, CriticLoss
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy
 from asyncrl.algorithms.qrdqn import quantile_huber
 from asyncrl.interfaces import EnvSpec
-from asyncrl.options import require_at_least
+from asyncrl.options import Count, NotNegative
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,16 +66,14 @@ class TQC(MaximumEntropy):
 
     name: ClassVar[str] = "tqc"
 
-    num_quantiles: int = 25
-    """Atoms of each critic's distribution of returns, at least 1."""
+    num_quantiles: Count = 25
+    """Atoms of each critic's distribution of returns."""
 
-    top_quantiles_to_drop_per_critic: int = 2
-    """Largest atoms dropped from the target, per critic; at least 0, below `num_quantiles`."""
+    top_quantiles_to_drop_per_critic: NotNegative = 2
+    """Largest atoms dropped from the target, per critic; below `num_quantiles`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least("num_quantiles", self.num_quantiles, 1)
-        require_at_least("top_quantiles_to_drop_per_critic", self.top_quantiles_to_drop_per_critic, 0)
         if self.top_quantiles_to_drop_per_critic >= self.num_quantiles:
             rule = f"below num_quantiles ({self.num_quantiles})"
             got = self.top_quantiles_to_drop_per_critic

@@ -35,7 +35,7 @@ def whole_parser() -> argparse.ArgumentParser:
     import shtab
 
     from asyncrl.algorithms import ALGORITHMS
-    from asyncrl.cli.table import COMMANDS
+    from asyncrl.cli.main import COMMANDS
 
     whole = argparse.ArgumentParser(prog="asyncrl")
     commands = whole.add_subparsers()

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.cli.call_limit import CallLimit, LimitedEnv
 from asyncrl.cli.flags import Parser, PolicyParser
 from asyncrl.errors import ConfigurationError
-from asyncrl.options import require_at_least, require_positive
+from asyncrl.options import Count, NotNegative, Positive, check_options
 
 if TYPE_CHECKING:
     from asyncrl.policies.portable_policy import PortablePolicy
@@ -21,10 +20,6 @@ if TYPE_CHECKING:
 
 class WindowClosed(Exception):
     """Raised when the user closes the window; ends the command with exit code 0."""
-
-
-READY_SECONDS = 60.0
-"""Minimum time limit for building the environment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,26 +32,20 @@ class EnjoyOptions:
     video: str | None = None
     """File to record instead of a window: .mp4, .gif, .webm, .mkv or .mov; an existing one is replaced."""
 
-    episodes: int = 3
+    episodes: Count = 3
     """Greedy episodes to play."""
 
-    fps: float | None = None
+    fps: Positive | None = None
     """Frames per second of the video; none means the environment's own."""
 
     checkpoint: str | None = None
     """Checkpoint of the run: best, latest or a number of steps; none means best, or latest if nothing was evaluated."""
 
-    seed: int = 0
+    seed: NotNegative = 0
     """Seed of the episodes."""
 
-    step_timeout_seconds: float = 60.0
-    """Maximum seconds of one call of the environment, its rendering included; a longer one counts as hung."""
-
     def __post_init__(self) -> None:
-        require_at_least("episodes", self.episodes, 1)
-        require_at_least("seed", self.seed, 0)
-        require_positive("fps", self.fps)
-        require_positive("step_timeout_seconds", self.step_timeout_seconds)
+        check_options(self)
         if self.fps is not None and self.video is None:
             raise ValueError("fps must come with video: a window has the environment's own pace")
 
@@ -86,17 +75,8 @@ def run(options: EnjoyOptions) -> None:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     policy = load(options.run, checkpoint=options.checkpoint, trusted=True)
     path = checkpoint_file(Path(options.run).expanduser(), options.checkpoint)
-    writer: VideoWriter | None = None
-
-    def drop_video() -> None:
-        if writer is not None:
-            writer.drop()
-
     with contextlib.ExitStack() as stack:
-        limit = CallLimit(max(READY_SECONDS, options.step_timeout_seconds), policy.source.name, drop_video)
-        stack.enter_context(limit)
-        made = limit.ask("its constructor", policy.make_env, "human" if video is None else "rgb_array")
-        env, limit.seconds = LimitedEnv(made, limit), options.step_timeout_seconds
+        env = policy.make_env("human" if video is None else "rgb_array")
         stack.callback(close_env, env)
         print(f"policy       {policy.describe(path)}", flush=True)
         if video is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.cli.flags import Parser, PolicyParser
-from asyncrl.options import require_at_least
+from asyncrl.options import Count, NotNegative, check_options
 
 if TYPE_CHECKING:
     from asyncrl.actors.episodes import Episodes
@@ -24,21 +24,20 @@ class EvalOptions:
     run: str
     """Directory of a run, a checkpoint file, or a policy file."""
 
-    episodes: int = 20
+    episodes: Count = 20
     """Greedy episodes to play."""
 
     checkpoint: str | None = None
     """Checkpoint of the run: best, latest or a number of steps; none means best, or latest if nothing was evaluated."""
 
-    seed: int = 0
+    seed: NotNegative = 0
     """Seed of the episodes."""
 
     json: bool = False
     """Print one JSON object instead of text."""
 
     def __post_init__(self) -> None:
-        require_at_least("episodes", self.episodes, 1)
-        require_at_least("seed", self.seed, 0)
+        check_options(self)
 
 
 def make_parser() -> Parser:

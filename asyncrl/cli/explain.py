@@ -6,10 +6,9 @@ It is collected from the records, the presets and the table of other libraries' 
 from __future__ import annotations
 
 import argparse
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.preset_files import load_presets
@@ -21,8 +20,6 @@ from asyncrl.other_names import other_names
 
 RUN = "run"
 WIDTH = 100
-PROBES: tuple[Any, ...] = (-1, 0, 1, 100_000, -1.0, 0.0, 1e10, (), (0,))
-"""Values that may be outside of a range."""
 
 
 def make_parser() -> Parser:
@@ -92,7 +89,7 @@ def _owners(option: str) -> dict[str, Option]:
 def _explanation(name: str, owners: Mapping[str, Option]) -> str:
     whose = "every run" if RUN in owners else ", ".join(owners)
     lines = [f"{name}: option of {whose}", ""]
-    texts = _grouped({owner: option.help for owner, option in owners.items()})
+    texts = _grouped({owner: option.text for owner, option in owners.items()})
     for text, of in texts.items():
         said = text if len(texts) == 1 else f"{', '.join(of)}: {text}"
         lines += [*textwrap.wrap(said, WIDTH - 2, initial_indent="  ", subsequent_indent="  "), ""]
@@ -110,7 +107,7 @@ def _facts(name: str, owners: Mapping[str, Option]) -> list[str]:
         ],
         "file": [f"[{'trainer' if of_run else example}] {name} = ..."],
         "type": [_by_owner({owner: describe(option.type) for owner, option in owners.items()})],
-        "range": [_range(owners)],
+        "range": [_by_owner({owner: option.range for owner, option in owners.items()})],
         "default": [_by_owner({owner: _default(option) for owner, option in owners.items()})],
         "presets": _presets(name, owners),
         "elsewhere": [
@@ -145,52 +142,6 @@ def _by_owner(texts: Mapping[str, str]) -> str:
     if len(groups) == 1 and len(texts) == sum(map(len, groups.values())):
         return next(iter(groups))
     return "; ".join(f"{text} for {', '.join(of)}" for text, of in groups.items())
-
-
-def allowed(owner: str, option: Option) -> str:
-    """Range of an option, taken from the error messages with which its record refuses extreme values."""
-    record: Any = TrainerConfig if owner == RUN else ALGORITHMS[owner]
-    required = {"env": "any", "algo": "any"} if owner == RUN else {}
-    kinds = {kind for kind in (option.type, *get_args(option.type)) if isinstance(kind, type)}
-    rules: list[str] = []
-    for probe in PROBES:
-        if type(probe) not in kinds and not (isinstance(probe, tuple) and "list" in describe(option.type)):
-            continue
-        try:
-            record(**required | {option.name: probe})
-        except ValueError as error:
-            said = str(error)
-            rule = said.removeprefix(f"{option.name} must be ").rsplit(", got", 1)[0]
-            if (
-                rule not in rules
-                and said.startswith(f"{option.name} must be ")
-                and rule != describe(option.type)
-            ):
-                rules.append(rule)
-        except (TypeError, ArithmeticError):
-            continue
-    return _one_range(rules)
-
-
-def _one_range(rules: Sequence[str]) -> str:
-    """One text for all rules: `from 1 to 255` for `at least 1` and `at most 255`."""
-    least = [rule for rule in rules if re.fullmatch(r"at least [\d.]+", rule)]
-    if len(least) > 1:
-        highest = max(least, key=lambda rule: float(rule.split()[-1]))
-        rules = [rule for rule in rules if rule not in least or rule == highest]
-    text = " and ".join(rules)
-    both = re.fullmatch(r"at least (\S+) and at most (\S+)", text)
-    if both is not None:
-        return f"from {both[1]} to {both[2]}"
-    if set(rules) == {"from 0 to 1", "greater than 0"}:
-        return "greater than 0 and at most 1"
-    return text
-
-
-def _range(owners: Mapping[str, Option]) -> str:
-    """Range of an option for its owners, without those whose description says it already."""
-    ranges = {owner: allowed(owner, option) for owner, option in owners.items()}
-    return _by_owner({owner: rule for owner, rule in ranges.items() if rule not in owners[owner].help})
 
 
 def _presets(name: str, owners: Mapping[str, Option]) -> list[str]:

@@ -18,7 +18,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar, get_origin
 
-from asyncrl.options import Option, coerce, describe, near_miss, option_help
+from asyncrl.options import Option, describe, near_miss, option_help
 
 R = TypeVar("R")
 
@@ -160,13 +160,11 @@ def _add(group: argparse._ActionsContainer, option: Option, prefix: str, brief: 
         # Several values after one flag, or the flag several times; the record converts them together.
         group.add_argument(*flags, nargs="+", action="extend", metavar=metavar(option), **common)
     else:
-        group.add_argument(*flags, type=_converter(option), metavar=metavar(option), **common)
+        group.add_argument(*flags, metavar=metavar(option), **common)
 
 
 def _text(option: Option, brief: bool) -> str:
-    text = option.help.rstrip(".")
-    if brief:
-        text = first_clause(text)
+    text = first_clause(option.text.rstrip(".")) if brief else option.help.rstrip(".")
     if option.required or option.default in ((), {}) or (brief and option.default is None):
         return text
     return f"{text} ({shown(option.default)})" if brief else f"{text} (default: {shown(option.default)})"
@@ -177,17 +175,6 @@ def first_clause(text: str) -> str:
     clause = text.split(";")[0]
     head, _, _ = clause.partition(", ")
     return clause if ":" in head or len(head.split()) < 2 else head
-
-
-def _converter(option: Option) -> Callable[[str], Any]:
-    def convert(text: str) -> Any:
-        try:
-            return coerce(option.name, option.type, text)
-        except ValueError as error:
-            # argparse replaces the text of every other exception.
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
 
 
 def finite_number(text: str, *, or_zero: bool = False) -> float:
@@ -226,7 +213,7 @@ def metavar(option: Option) -> str:
 
 
 def given_flags(parsed: argparse.Namespace, record: type, prefix: str = "") -> dict[str, Any]:
-    """Fields of `record` whose flags were given, with their values."""
+    """Fields of `record` whose flags were given, with their texts; the record converts them."""
     given = vars(parsed)
     return {name: given[prefix + name] for name in option_help(record) if prefix + name in given}
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from asyncrl.show.kept_run import LOCK, KeptRun, is_run, read_text
+from asyncrl.show.kept_run import LOCK, is_run, read_text
 
 FORK_SERVER = "asyncrl.actors.forkserver"
 ASK_SECONDS = 1.0
@@ -46,19 +46,6 @@ class LiveRun:
     url: str | None
     token: str
     stats: dict[str, Any]
-
-    def facts(self) -> dict[str, Any]:
-        """One row of `asyncrl ps`."""
-        kept = KeptRun(self.run_dir) if self.run_dir else None
-        return {
-            "pid": self.pid,
-            "env": self.stats.get("env") or (kept.env if kept else ""),
-            "algo": self.stats.get("algo") or (kept.algo if kept else ""),
-            "state": self.stats.get("state") or "running",
-            "steps": self.stats.get("env_steps") or (kept.env_steps if kept else None),
-            "url": self.url,
-            "run_dir": str(self.run_dir) if self.run_dir else None,
-        }
 
     def page(self) -> str | None:
         """Address of the run's page, with its token in the fragment if known; None without a page."""

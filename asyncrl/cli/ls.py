@@ -1,4 +1,4 @@
-"""`asyncrl ls`: list the runs of a folder, the newest last."""
+"""`asyncrl ls`: list the runs of a folder, the newest last, then other runs of this user that are in progress."""
 
 from __future__ import annotations
 
@@ -7,17 +7,24 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.cli.flags import Parser
-from asyncrl.cli.run_name import existing_folder
+from asyncrl.cli.run_name import existing_folder, runs_folder
 from asyncrl.cli.text_table import age, number, text_table
 from asyncrl.show.kept_run import KeptRun, find_runs
+
+if TYPE_CHECKING:
+    from asyncrl.cli.live_runs import LiveRun
 
 
 def make_parser() -> Parser:
     """Flags of `asyncrl ls`."""
-    parser = Parser("ls [FOLDER] [--json]", "List the runs of a folder, the newest last.")
+    parser = Parser(
+        "ls [FOLDER] [--json]",
+        "List the runs of a folder, the newest last, with process id and page of those in progress; without FOLDER "
+        "also your runs in progress elsewhere, in scripts and notebooks.",
+    )
     parser.add_argument("FOLDER", nargs="?", help="folder of runs (runs, or ASYNCRL_RUNS)")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     return parser
@@ -25,45 +32,81 @@ def make_parser() -> Parser:
 
 def run(options: argparse.Namespace) -> None:
     """Print the list."""
-    folder = existing_folder(options.FOLDER, "ls")
-    runs = [_facts(run, folder) for run in find_runs(folder)]
-    if options.json:
-        print(json.dumps(runs))
-    elif not runs:
-        print(f"no run lies in {folder}")
-    else:
-        print(_table(runs))
+    from asyncrl.cli.live_runs import live_runs
 
-
-def _facts(run: KeptRun, folder: Path) -> dict[str, Any]:
-    """One row, in the form of `--json`."""
-    return {
-        "run": str(run.path.relative_to(folder)) if run.path != folder else str(run.path),
-        "env": run.env,
-        "algo": run.algo,
-        "seed": run.seed,
-        "state": run.state,
-        "steps": run.env_steps,
-        "best": run.best,
-        "final": run.final,
-        "age_seconds": max(0.0, time.time() - run.changed),
-    }
-
-
-def _final(run: dict[str, Any]) -> str:
-    """The final return, or that a run which has ended has none, in the words of its own last lines."""
-    never = run["final"] is None and run["best"] is None and run["state"] != "running"
-    return "not evaluated" if never else number(run["final"])
-
-
-def _table(runs: Sequence[dict[str, Any]]) -> str:
-    header = ("run", "env", "algo", "seed", "state", "steps", "best", "final", "age")
-    rows = [
-        (
-            *(run["run"], run["env"], run["algo"], "-" if run["seed"] is None else str(run["seed"])),
-            *(run["state"], f"{run['steps']:,}", number(run["best"]), _final(run)),
-            age(run["age_seconds"]),
-        )
-        for run in runs
+    lives = live_runs()
+    # A run that keeps nothing, or is in progress elsewhere, needs no folder of runs.
+    folder = existing_folder(options.FOLDER, "ls") if options.FOLDER or not lives else runs_folder()
+    live_at = {live.run_dir.resolve(): live for live in lives if live.run_dir is not None}
+    found: list[tuple[KeptRun | None, LiveRun | None]] = [
+        (kept, live_at.pop(kept.path.resolve(), None)) for kept in find_runs(folder)
     ]
-    return text_table(header, rows, right=("seed", "steps", "best", "final", "age"))
+    if not options.FOLDER:
+        found += [(KeptRun(path), live) for path, live in live_at.items()]
+        found += [(None, live) for live in lives if live.run_dir is None]
+    rows = [_facts(kept, live, folder) for kept, live in found]
+    if options.json:
+        print(json.dumps(rows))
+    elif not rows:
+        print(f"there are no runs in {folder}")
+    else:
+        # Below the table, as an address must be whole; it has the token, so that the page's buttons work.
+        pages = [
+            f"page of {live.pid}  {page}" for _, live in found if live is not None and (page := live.page())
+        ]
+        print("\n".join([_table(rows), *([""] if pages else []), *pages]))
+
+
+def _facts(kept: KeptRun | None, live: LiveRun | None, folder: Path) -> dict[str, Any]:
+    """One row, in the form of `--json`; a run in progress that keeps nothing has no `kept`."""
+    stats = live.stats if live is not None else {}
+    row: dict[str, Any] = {
+        "run": None,
+        "env": str(stats.get("env") or ""),
+        "algo": str(stats.get("algo") or ""),
+        "seed": None,
+        "state": "running",
+        "steps": stats.get("env_steps"),
+        "best": None,
+        "final": None,
+        "age_seconds": None,
+        "pid": live.pid if live is not None else None,
+        "url": live.url if live is not None else None,
+    }
+    if kept is not None:
+        own = kept.path != folder and kept.path.is_relative_to(folder)
+        row |= {
+            "run": str(kept.path.relative_to(folder) if own else kept.path),
+            "env": kept.env,
+            "algo": kept.algo,
+            "seed": kept.seed,
+            "state": kept.state,
+            "steps": stats.get("env_steps") or kept.env_steps,
+            "best": kept.best,
+            "final": kept.final,
+            "age_seconds": max(0.0, time.time() - kept.changed),
+            "pid": row["pid"] or kept.pid or None,
+        }
+    return row
+
+
+def _final(row: dict[str, Any]) -> str:
+    """The final return; a run that has ended without an evaluation says so."""
+    never = row["final"] is None and row["best"] is None and row["state"] != "running"
+    return "not evaluated" if never else number(row["final"])
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    header = ["run", "env", "algo", "seed", "state", "steps", "best", "final", "age", "pid"]
+    cells = [
+        [
+            *(row["run"] or "not kept", row["env"] or "?", row["algo"] or "?"),
+            *("-" if row["seed"] is None else str(row["seed"]), row["state"]),
+            *("?" if row["steps"] is None else f"{row['steps']:,}", number(row["best"]), _final(row)),
+            *("-" if row["age_seconds"] is None else age(row["age_seconds"]), str(row["pid"] or "")),
+        ]
+        for row in rows
+    ]
+    if not any(row["pid"] for row in rows):
+        header, cells = header[:-1], [own[:-1] for own in cells]
+    return text_table(header, cells, right=("seed", "steps", "best", "final", "age", "pid"))

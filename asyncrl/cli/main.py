@@ -1,4 +1,4 @@
-"""The command line: parses arguments, runs a command and returns its exit code. `entry.py` calls it.
+"""The command line: its commands, and how one is parsed and run. `entry.py` calls it.
 
     0  done                    3    the environment failed
     1  the user's error        4    the machine lacks a resource
@@ -6,28 +6,101 @@
 
 Help and errors of arguments need neither torch nor another process. A command that trains or plays then starts its fork
 server, which loads NumPy, gymnasium and the kernels while this process loads torch.
+
+A command is a module of this folder with two or three functions; a new one adds its module and a line to `COMMANDS`.
+
+    def make_parser() -> Parser: ...                     # its flags; for help, tab completion and tests
+    def parse(arguments: Sequence[str]) -> Options: ...  # optional: makes the argument of `run` from the flags
+    def run(options: Options) -> int | None: ...         # exit code, None is 0; takes a fork server if it needs one
+
+`make_parser` and `parse` import nothing heavy: torch, numba and gymnasium are imported inside `run`, or by a module
+that `run` imports.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import io
 import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import TextIO
+from dataclasses import dataclass
+from typing import Any, TextIO
 
 import asyncrl.learning.clock  # noqa: F401  (first: it reads the start time)
 from asyncrl.cli.flags import Parser
 from asyncrl.cli.output import print_error, without_waiting
-from asyncrl.cli.table import COMMANDS, Command
 from asyncrl.errors import AsyncRLError, AsyncRLWarning, ResourceError
 from asyncrl.options import near_miss
 from asyncrl.version import __version__
 
 INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command.
+
+    Attributes:
+        name: its name, and that of its module in `asyncrl.cli`.
+        usage: its arguments in the list of commands.
+        help: one line, lower case, without a full stop.
+        needs_server: whether it steps environments in processes of a fork server.
+    """
+
+    name: str
+    usage: str
+    help: str
+    needs_server: bool = False
+
+    def load(self) -> Any:
+        """Import the module and return it."""
+        return importlib.import_module(f"asyncrl.cli.{self.name}")
+
+    def parse(self, arguments: Sequence[str]) -> Any:
+        """Parse the options for the module's `run`. Raises SystemExit with code 2 for a wrong argument."""
+        module = self.load()
+        if hasattr(module, "parse"):
+            return module.parse(arguments)
+        return module.make_parser().parse_exactly(arguments)
+
+
+_COMMANDS = (
+    Command("train", "ENV", "train an agent in an environment", needs_server=True),
+    Command("eval", "RUN", "play greedy episodes with the policy of a run", needs_server=True),
+    Command("resume", "RUN", "continue a run in its directory", needs_server=True),
+    Command("enjoy", "RUN", "watch the policy of a run, or record it as a video"),
+    Command("export", "RUN", "write the policy of a run as an ONNX model"),
+    Command("plot", "RUN...", "plot the return of runs, in the terminal or as a picture"),
+    Command("ls", "[FOLDER]", "list the runs of a folder, and process and page of those in progress"),
+    Command("diff", "A B", "show the options and the outcome in which two runs differ"),
+    Command("doctor", "RUN", "say what is wrong with a run, and which option to change"),
+    Command(
+        "check", "ENV", "try an environment: spaces, speed, problems, algorithms that fit", needs_server=True
+    ),
+    Command(
+        "plan",
+        "ENV",
+        "measure the fastest numbers of actors and environments, and the bottleneck",
+        needs_server=True,
+    ),
+    Command("stop", "RUN", "end a run in good order"),
+    Command("ui", "[FOLDER]", "serve a page over all runs of a folder, live and finished"),
+    Command("presets", "[NAME]", "list what is tuned for which environment, and what it reached"),
+    Command("explain", "OPTION", "tell all about one option, by our name or another library's"),
+    Command("completion", "SHELL", "print a script for tab completion"),
+)
+COMMANDS = {command.name: command for command in _COMMANDS}
+"""All commands by name, in the order of `asyncrl --help`."""
+GONE = {
+    "bench": "asyncrl plan ENV --algo ALGO --actors N measures environment, actors and learner, too",
+    "clean": "killed runs leave nothing that has to be removed; delete the directory of a run that you do not want",
+    "ps": "asyncrl ls shows process id and page of the runs in progress",
+}
+"""Commands of earlier versions, and what to use instead."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,6 +171,8 @@ def _dispatch(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"asyncrl {__version__}")
+    if arguments and arguments[0] in GONE:
+        parser.error(f"there is no command {arguments[0]} any more: {GONE[arguments[0]]}")
     if arguments and not arguments[0].startswith("-"):
         parser.unknown("command", arguments[0], near_miss(arguments[0], COMMANDS))
     parser.parse_exactly(arguments)

@@ -1,12 +1,13 @@
-"""`asyncrl plan ENV`: measure the fastest numbers of actors and environments on this machine, by `trainer/pilot.py`."""
+"""`asyncrl plan ENV`: measure the fastest numbers of actors and environments on this machine, and the bottleneck."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.algorithms import ALGORITHMS, preset_options
@@ -18,11 +19,13 @@ from asyncrl.config import TrainerConfig, usable_cores
 from asyncrl.options import option_values
 
 if TYPE_CHECKING:
-    from asyncrl.trainer.pilot import Pilot
+    from asyncrl.actors.forkserver import ForkServer
+    from asyncrl.cli.pilots import Pilot, Sides
 
 OPTIONS = (
     "algo",
     "seed",
+    "num_actors",
     "envs_per_actor",
     "total_steps",
     "device",
@@ -34,54 +37,44 @@ OPTIONS = (
 LIMITS = {
     "actors": "the actors; more cores for actors, or a faster environment, would help",
     "learner": "the learner; fewer updates per step (samples_per_insert, epochs) or a smaller network would help",
+    "cores": "the cores, which actors and learner share: either is faster alone; more cores would help",
 }
 """Text of each bottleneck, and what would relieve it."""
 
 
 def make_parser(algorithm: str | None = None) -> Parser:
     """Flags of `asyncrl plan`, with those of `algorithm` if it is known."""
-    text = "Train for a few seconds with several numbers of actors and environments, and compare the speeds."
-    parser = pilot_parser("plan", text, OPTIONS, algorithm)
-    parser.add_argument("--cores", type=int, metavar="N", help="most actors (the cores of this machine)")
-    return parser
-
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse. Raises SystemExit with code 2 for a wrong argument."""
-    parsed = parse_pilot(arguments, make_parser)
-    if parsed.cores is not None and parsed.cores < 1:
-        make_parser().error("--cores must be at least 1")
-    return parsed
-
-
-def pilot_parser(command: str, text: str, options: Sequence[str], algorithm: str | None) -> Parser:
-    """Flags of a command that trains for a few seconds, with those of `algorithm` if it is known.
-
-    `options` of the run become flags, and `text` is the description.
-    """
-    parser = Parser(f"{command} ENV --algo ALGO [options]", text, answer=lambda flag: answer(flag, algorithm))
+    parser = Parser(
+        "plan ENV --algo ALGO [options]",
+        "Train for a few seconds with several numbers of actors and environments, compare the speeds, and say what "
+        "limits the fastest: environment, actors, learner or cores. --actors measures one number alone.",
+        answer=lambda flag: answer(flag, algorithm),
+    )
     parser.add_argument("ENV", help="CartPole-v1, package:Env-v0 or module:Class")
-    add_flags(parser, TrainerConfig, only=options, brief=True)
+    add_flags(parser, TrainerConfig, only=OPTIONS, brief=True)
     parser.add_argument(
         "--seconds", type=finite_number, default=3.0, metavar="X", help="each measurement (3)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--cores", type=int, metavar="N", help="most actors (the cores of this machine)")
     if algorithm is not None:
         group = parser.add_argument_group(f"options of {algorithm}")
         add_flags(group, ALGORITHMS[algorithm], prefix=f"{algorithm}.", brief=True)
     return parser
 
 
-def parse_pilot(arguments: Sequence[str], make: Callable[[str | None], Parser]) -> argparse.Namespace:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse, and make the records `config` and `algorithm`. Raises SystemExit with code 2 for a wrong argument."""
     algo = algorithm_name(imported_algorithm(last_value(arguments, "--algo") or ""))
-    parser = make(algo if algo in ALGORITHMS else None)
+    parser = make_parser(algo if algo in ALGORITHMS else None)
     parsed = parser.parse_exactly(arguments)
     check_algorithm(parser, algo)
+    if parsed.cores is not None and parsed.cores < 1:
+        parser.error("--cores must be at least 1")
     flags = {**given_flags(parsed, TrainerConfig), "algo": algo}
-    parsed.config = merged(
-        parser, TrainerConfig, flags, {"env": parsed.ENV, **preset_options(algo, parsed.ENV)}
-    )
+    parsed.fixed = "num_actors" in flags
+    rest = {"env": parsed.ENV, **preset_options(algo, parsed.ENV)}
+    parsed.config = merged(parser, TrainerConfig, flags, rest)
     record: Any = ALGORITHMS[algo]
     given = given_flags(parsed, record, f"{algo}.")
     tuned = option_values(record.preset(parsed.ENV))
@@ -89,24 +82,48 @@ def parse_pilot(arguments: Sequence[str], make: Callable[[str | None], Parser]) 
     return parsed
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace, server: ForkServer) -> None:
     """Measure and print. Raises what a run raises."""
-    from asyncrl.trainer.pilot import fastest, plan
-
-    cores = options.cores or usable_cores()
-    live = sys.stderr.isatty() and not options.json
-    pilots = plan(
-        options.config, options.algorithm, cores, options.seconds, _show if live else lambda pilot: None
-    )
-    best = fastest(pilots)
+    sides, pilots = _measure(options, server)
     if options.json:
-        facts = {
-            "fastest": dataclasses.asdict(best),
-            "pilots": [dataclasses.asdict(pilot) for pilot in pilots],
-        }
-        print(json.dumps(facts, allow_nan=False))
+        print(json.dumps(_facts(sides, pilots), allow_nan=False))
     else:
-        print(_text(pilots, best, options.config.total_steps))
+        print(_text(sides, pilots, options.config.total_steps))
+
+
+def _measure(options: argparse.Namespace, server: ForkServer) -> tuple[Sides, list[Pilot]]:
+    """Measure the runs, then environment, actors and learner alone with the numbers of the fastest run."""
+    from asyncrl.actors.probe import trial
+    from asyncrl.cli.pilots import Sides, actors_alone, fastest, learner_alone, plan, run_pilot
+    from asyncrl.envs.source import EnvSource
+
+    config, algorithm, seconds = options.config, options.algorithm, options.seconds
+    source = EnvSource.from_user(config.env).changed(config.env_kwargs, config.wrappers)
+    bare = asyncio.run(trial(server, source, seconds))
+    if options.fixed:
+        pilots = [run_pilot(config, algorithm, config.actors, config.envs_per_actor, seconds)]
+    else:
+        live = sys.stderr.isatty() and not options.json
+        cores = options.cores or usable_cores()
+        pilots = plan(config, algorithm, cores, seconds, _show if live else lambda pilot: None)
+    best = fastest(pilots)
+    config = dataclasses.replace(config, num_actors=best.num_actors, envs_per_actor=best.envs_per_actor)
+    actors, learner = (side(config, algorithm, seconds) for side in (actors_alone, learner_alone))
+    return Sides(bare.steps_per_second, actors, learner, best), pilots
+
+
+def _facts(sides: Sides, pilots: Sequence[Pilot]) -> dict[str, object]:
+    return {
+        "fastest": dataclasses.asdict(sides.together),
+        "pilots": [dataclasses.asdict(pilot) for pilot in pilots],
+        "environment": {"env_steps_per_second": sides.env_steps_per_second},
+        "actors": {"env_steps_per_second": sides.actor_steps_per_second},
+        "learner": {
+            "updates_per_second": sides.learner.updates_per_second,
+            "env_steps_per_second": sides.learner_steps_per_second,
+        },
+        "limit": sides.limit,
+    }
 
 
 def _show(pilot: Pilot) -> None:
@@ -114,7 +131,8 @@ def _show(pilot: Pilot) -> None:
     print(f"{settings}: {pilot.env_steps_per_second:,.0f} steps/s", file=sys.stderr, flush=True)
 
 
-def _text(pilots: Sequence[Pilot], best: Pilot, total_steps: int | None) -> str:
+def _text(sides: Sides, pilots: Sequence[Pilot], total_steps: int | None) -> str:
+    best, enough = sides.together, sides.learner_steps_per_second
     header = ("actors", "envs each", "steps/s", "updates/s", "learner waits", "actors wait", "actors' memory")
     rows = [
         (
@@ -128,15 +146,19 @@ def _text(pilots: Sequence[Pilot], best: Pilot, total_steps: int | None) -> str:
         )
         for pilot in pilots
     ]
-    fastest = f"fastest  --actors {best.num_actors} --envs-per-actor {best.envs_per_actor}"
+    fastest = f"fastest      --actors {best.num_actors} --envs-per-actor {best.envs_per_actor}"
     if total_steps is not None and best.env_steps_per_second > 0:
         minutes = total_steps / best.env_steps_per_second / 60
         fastest += f": {total_steps:,} steps in {minutes:,.1f} minutes"
+    pace = f"; enough for {enough:,.0f} steps/s" if enough is not None else ""
     lines = [
         text_table(header, rows),
         "",
         fastest,
-        f"limit    {LIMITS[best.limit]}",
-        "note     speed alone: with fewer environments at once, data are fresher and fewer steps may be needed",
+        f"environment  {sides.env_steps_per_second:,.0f} steps/s: one, in one process, with random actions",
+        f"actors       {sides.actor_steps_per_second:,.0f} steps/s while the learner is idle",
+        f"learner      {sides.learner.updates_per_second:,.0f} updates/s while the actors are idle{pace}",
+        f"limit        {LIMITS[sides.limit]}",
+        "note         speed alone: with fewer environments, data are fresher and fewer steps may be needed",
     ]
     return "\n".join(lines)

@@ -24,7 +24,7 @@ def make_parser() -> Parser:
     parser = Parser(
         "stop RUN [--wait SECONDS]", "Stop a run: it writes a checkpoint and its summary, then it ends."
     )
-    parser.add_argument("RUN", help="directory of the run, or the process id that `asyncrl ps` shows")
+    parser.add_argument("RUN", help="directory of the run, or the process id that `asyncrl ls` shows")
     wait = functools.partial(finite_number, or_zero=True)
     parser.add_argument("--wait", type=wait, metavar="SECONDS", default=60.0, help="for its end (60)")
     return parser
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     if not live.ask_to_stop():
         os.kill(live.pid, signal.SIGINT)
     deadline = time.monotonic() + options.wait
-    while _goes_on(live):
+    while _in_progress(live):
         if time.monotonic() > deadline:
             print(f"process {live.pid} was asked to stop and has not ended after {options.wait:g} s")
             return 1
@@ -63,10 +63,12 @@ def _find(name: str) -> LiveRun:
             facts={"runs": ", ".join(str(live.run_dir) for live in found)},
             fix="name the directory of one",
         )
-    raise ConfigurationError(f"no run goes on in {name}", fix="`asyncrl ps` lists the runs that do")
+    raise ConfigurationError(
+        f"no run is in progress in {name}", fix="`asyncrl ls` shows the process ids of those that are"
+    )
 
 
-def _goes_on(live: LiveRun) -> bool:
+def _in_progress(live: LiveRun) -> bool:
     from asyncrl.show.kept_run import KeptRun
 
     if live.run_dir is not None:

@@ -14,15 +14,14 @@ from typing import Any
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.cli.interrupts import EXIT_CODE, Interrupts
 from asyncrl.cli.output import without_waiting
-from asyncrl.cli.table import COMMANDS
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import ResourceError
 from asyncrl.learning.clock import PROGRAM_START
 from asyncrl.printable import error_text
 from asyncrl.protocols import Algorithm
+from asyncrl.run.result import TrainResult
 from asyncrl.show.console import RunConsole, discard
 from asyncrl.show.metrics import EvaluationResult, Snapshot
-from asyncrl.trainer.run_thread import TrainResult
 from asyncrl.trainer.trainer import Trainer
 
 LEADS = os.environ.get("RANK", "0") == "0"
@@ -129,7 +128,7 @@ def _files(run_dir: Path | None, saved: bool) -> list[str]:
     if not saved:
         return [f"files         {run_dir}"]
     path = shlex.quote(str(run_dir))
-    commands = [f"asyncrl {name} {path}{rest}" for name, rest in NEXT.items() if name in COMMANDS]
+    commands = [f"asyncrl {name} {path}{rest}" for name, rest in NEXT.items()]
     extra = 'tb/ is not written: TensorBoard is not installed (pip install "asyncrl[tensorboard]")'
     missing = [] if importlib.util.find_spec("tensorboard") else [f"{'':<13} {extra}"]
     return [

@@ -63,7 +63,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.learning.pace import UNLIMITED, BalanceStatistics, Pace
-from asyncrl.options import require_at_least
+from asyncrl.options import COUNT
 from asyncrl.shm.kernel import kernel
 
 _DEFAULT_ROWS_AHEAD = 4
@@ -109,10 +109,10 @@ class Balance(Pace):
             raise ValueError(
                 f"samples_per_insert must be positive and finite, or None, got {samples_per_insert}"
             )
-        require_at_least("batch_size", batch_size, 1)
-        require_at_least("learning_starts", learning_starts, 1)
-        require_at_least("num_actors", num_actors, 1)
-        require_at_least("envs_per_actor", envs_per_actor, 1)
+        COUNT.check("batch_size", batch_size)
+        COUNT.check("learning_starts", learning_starts)
+        COUNT.check("num_actors", num_actors)
+        COUNT.check("envs_per_actor", envs_per_actor)
         capacity = num_actors * envs_per_actor * num_slots
         if learning_starts > capacity // 2:
             raise ValueError(

@@ -36,11 +36,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from asyncrl.acting.network_policy import ServedPolicy, own_weights
+from asyncrl.acting.modules import ModuleActingNetwork
+from asyncrl.acting.network_policy import ServedPolicy, own_weights, require_served
+from asyncrl.actors.connections import RequestBlocks
 from asyncrl.errors import AsyncRLError, InferenceFailed
 from asyncrl.printable import describe_error
+from asyncrl.protocols import Policy
 from asyncrl.shm.doorbell import Doorbell
-from asyncrl.shm.requests import Request, ServerRequests
+from asyncrl.shm.requests import Request, RequestLayout, ServerRequests
+from asyncrl.shm.ring import RingLayout, RingReader
 from asyncrl.shm.weights import WeightMailbox
 
 SLEEP_SECONDS = 0.1
@@ -195,3 +199,56 @@ def _failure(error: Exception) -> AsyncRLError:
     )
     failed.__cause__ = error
     return failed
+
+
+def request_layout(policy: Policy, ring: RingLayout) -> RequestLayout:
+    """Layout of the request block beside a ring: two halves for several environments that are stepped one by one.
+
+    Raises:
+        ConfigurationError: the learner's side cannot run the policy's network (ASYNC017).
+    """
+    network, parameters = require_served(policy).network, own_weights(policy)
+    spec, k = ring.spec, policy.frame_stack
+    return RequestLayout(
+        ring.num_envs,
+        network.outputs,
+        parts=1 if ring.num_envs == 1 or spec.vector_envs is not None else 2,
+        parameters=parameters.stop - parameters.start,
+        stack=(k, *spec.observation_shape) if k > 1 else (),
+        dtype=spec.observation_dtype,
+    )
+
+
+def start_server(
+    policy: Policy,
+    device: str,
+    requests: RequestBlocks,
+    rings: Sequence[RingReader],
+    mailbox: WeightMailbox,
+    wake: Callable[[int], None],
+    exact: bool,
+    on_failure: Callable[[BaseException], None],
+) -> InferenceServer:
+    """Start the server over all request blocks; a module runs on the learner's device, the kernels on the CPU.
+
+    Args:
+        policy: policy of the server alone.
+        device: this rank's device of the learner.
+        requests: the actors' request blocks.
+        rings: the actors' rings.
+        mailbox: mailbox of published weights.
+        wake: wakes the actor with a given index.
+        exact: whether the discipline is exact, so that every request is a pass of its own.
+        on_failure: called with the error of a pass.
+    """
+    served = require_served(policy)
+    if isinstance(served.network, ModuleActingNetwork):
+        served.network.device = device
+    blocks = [
+        ServerRequests(segment, requests.layout, ring)
+        for segment, ring in zip(requests.segments, rings, strict=True)
+    ]
+    most_rows = 1 if exact else MOST_ROWS[device.partition(":")[0]]
+    server = InferenceServer(served, blocks, requests.doorbell, mailbox, wake, most_rows)
+    server.start(on_failure)
+    return server

@@ -9,7 +9,7 @@
 Ticks are those of an `UpdateLoop`: `relaxed_replay.py` and `lockstep_replay.py` sample from replay, `segment_loop.py`
 takes segments in order of arrival. A burst is long compared with the hand-over between the threads and short compared
 with human reaction times. The event loop stays responsive during a burst because torch and the kernels release the GIL
-and the switch interval is half a millisecond (see `coordinator.py`).
+and the switch interval is half a millisecond (see `run/switching.py`).
 
 Waiting depends on traffic. While data arrives at intervals under a millisecond, the coroutine sleeps for a millisecond
 and checks again, if the update loop allows it (`polls_while_dense`). Otherwise it arms the doorbell with a wake
@@ -202,7 +202,7 @@ class Learner:
         return await self._thread.call(self._report)
 
     async def state_dict(self) -> dict[str, Any]:
-        """State of core and loop (see `loop_state`), copied between two bursts."""
+        """State of core and loop (see `UpdateLoop.state_dict`), copied between two bursts."""
         return await self._thread.call(
             lambda: {**self._loop.state_dict(), "wait_seconds": self._wait_seconds}
         )
@@ -277,23 +277,21 @@ class Learner:
         if "train/loss" in metrics:
             loop.divergence.check(metrics["train/loss"], updates)
         self._value_watch.check(metrics, updates)
-        statistics = loop.statistics()
-        staleness, lag = statistics.staleness, statistics.policy_lag
-        overall = staleness.in_updates.overall(), staleness.in_versions.overall(), lag.overall()
+        staleness, lag = loop.staleness, loop.policy_lag
         return LearnerReport(
             updates=updates,
             policy_version=loop.publisher.version,
             wait_seconds=self._wait_seconds,
             train_metrics=metrics,
+            staleness_overall=staleness.in_updates.overall(),
             staleness=staleness.in_updates.statistics(reset=True),
-            staleness_overall=overall[0],
+            staleness_versions_overall=staleness.in_versions.overall(),
             staleness_versions=staleness.in_versions.statistics(reset=True),
-            staleness_versions_overall=overall[1],
+            policy_lag_overall=lag.overall(),
             policy_lag=lag.statistics(reset=True),
-            policy_lag_overall=overall[2],
             publish_interval=loop.publisher.interval,
             publish_seconds=loop.publisher.publish_seconds,
-            balance=statistics.balance,
-            stored_steps=statistics.stored_steps,
-            discarded_steps=statistics.discarded_steps,
+            balance=loop.pace.statistics(),
+            stored_steps=loop.stored_steps,
+            discarded_steps=loop.discarded_steps,
         )

@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Any
 
 from asyncrl.learning.pace import BalanceStatistics, Pace
-from asyncrl.learning.replay_loop import ReplayLoop, ReplayParts
+from asyncrl.learning.replay_loop import ReplayLoop
 from asyncrl.learning.update_loop import TICK_SECONDS
 
 MOST_ROWS = 64
@@ -97,26 +97,36 @@ class LockstepBalance(Pace):
 
 
 class LockstepReplayLoop(ReplayLoop):
-    """Update loop on quanta of rows.
-
-    Args:
-        parts: core, replay and options.
-        balance: schedules updates and rows of quanta.
-        lag: maximum of L, at least 1.
-    """
+    """Update loop on quanta of rows; `algorithm.lockstep_lag` is the maximum of L."""
 
     STATE = (*ReplayLoop.STATE, "_boundary", "_due", "_next_granted")
+    pace: LockstepBalance
+    _boundary = 0
+    """Rows of each ring in the quanta granted so far."""
+    _due = 0
+    """Remaining updates of those scheduled for the received quanta."""
+    _next_granted = True
+    """Whether the quantum after the received ones was granted."""
 
-    def __init__(self, parts: ReplayParts, balance: LockstepBalance, lag: int) -> None:
-        super().__init__(parts, balance)
-        self._balance = balance
-        self._lag = lag
-        self._boundary = 0
-        """Rows of each ring in the quanta granted so far."""
-        self._due = 0
-        """Remaining updates of those scheduled for the received quanta."""
-        self._next_granted = True
-        """Whether the quantum after the received ones was granted."""
+    def _make_pace(self, max_env_steps: int | None) -> LockstepBalance:
+        algorithm, ring, actors = self._algorithm, self._replay.rings[0], len(self._replay.rings)
+        samples_per_insert, batch_size = algorithm.samples_per_insert, self._batch.reward.size
+        assert samples_per_insert is not None, "the record refuses lockstep without samples_per_insert"
+        return LockstepBalance(
+            samples_per_insert=samples_per_insert,
+            batch_size=batch_size,
+            learning_starts=algorithm.learning_starts,
+            num_actors=actors,
+            envs_per_actor=ring.num_envs,
+            rows=quantum_rows(
+                samples_per_insert=samples_per_insert,
+                batch_size=batch_size,
+                streams=actors * ring.num_envs,
+                num_slots=ring.num_slots,
+                lag=algorithm.lockstep_lag,
+            ),
+            max_env_steps=max_env_steps,
+        )
 
     def prepare(self) -> None:
         """Publish the first weights and grant the first quantum, unless a resumed run had done so."""
@@ -133,7 +143,7 @@ class LockstepReplayLoop(ReplayLoop):
         beta = self._beta()
         end = time.perf_counter() + TICK_SECONDS
         while self._due:
-            if not self._next_granted and self._due <= self._lag:
+            if not self._next_granted and self._due <= self._algorithm.lockstep_lag:
                 self._publish_and_grant()
             if not self._trainable():
                 self._skip_updates()
@@ -147,7 +157,7 @@ class LockstepReplayLoop(ReplayLoop):
     def finished(self) -> bool:
         """Whether the run's steps are inserted, their updates made, and no copy of weights is due."""
         received = bool((self._positions == self._boundary).all())
-        return self._balance.next_rows() == 0 and received and not self._copy_due(self.inserted_steps)
+        return self.pace.next_rows() == 0 and received and not self._copy_due(self.inserted_steps)
 
     def wake_positions(self) -> list[int]:
         """End of the quantum per ring; for a ring that is done a row out of its reach, unless all are done."""
@@ -166,10 +176,10 @@ class LockstepReplayLoop(ReplayLoop):
             return False
         self._ingest()
         self._next_granted = False
-        self._due += self._balance.schedule()
+        self._due += self.pace.schedule()
         if not self._replay.sampleable:
             self._skip_updates()
-        elif self._due <= self._lag:
+        elif self._due <= self._algorithm.lockstep_lag:
             self._publish_and_grant()
         return True
 
@@ -179,7 +189,7 @@ class LockstepReplayLoop(ReplayLoop):
         If all rows are too stale, the remaining updates are dropped. If no row has n successors yet, they are made
         later.
         """
-        if self._options.max_staleness is not None and self._ever_sampleable:
+        if self._algorithm.max_staleness is not None and self._ever_sampleable:
             self._due = 0
         if not self._next_granted:
             self._publish_and_grant()
@@ -192,11 +202,11 @@ class LockstepReplayLoop(ReplayLoop):
     def _grant_quantum(self) -> None:
         """Grant the next quantum to all actors, with one more row for the last next observation."""
         self._next_granted = True
-        rows = self._balance.next_rows()
+        rows = self.pace.next_rows()
         if rows == 0:
             # The last updates sample from the same rows, whether the run ends here or is resumed.
             for index in range(len(self.rings)):
-                self._replay.retire(index, self._boundary + self._balance.rows + 1)
+                self._replay.retire(index, self._boundary + self.pace.rows + 1)
             return
         self._boundary += rows
         before = self._granted.copy()

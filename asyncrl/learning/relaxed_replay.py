@@ -16,34 +16,39 @@ import time
 import numpy as np
 
 from asyncrl.learning.balance import Balance
-from asyncrl.learning.replay_loop import ReplayLoop, ReplayParts
+from asyncrl.learning.replay_loop import ReplayLoop
 from asyncrl.learning.update_loop import TICK_SECONDS
 
 
 class RelaxedReplayLoop(ReplayLoop):
-    """Relaxed update loop on replay.
-
-    Args:
-        parts: core, replay and options.
-        balance: balance of production and consumption.
-    """
+    """Relaxed update loop on replay."""
 
     polls_while_dense = True
+    pace: Balance
 
-    def __init__(self, parts: ReplayParts, balance: Balance) -> None:
-        super().__init__(parts, balance)
-        self._balance = balance
+    def _make_pace(self, max_env_steps: int | None) -> Balance:
+        algorithm, ring = self._algorithm, self._replay.rings[0]
+        return Balance(
+            samples_per_insert=algorithm.samples_per_insert,
+            batch_size=self._batch.reward.size,
+            learning_starts=algorithm.learning_starts,
+            num_actors=len(self._replay.rings),
+            envs_per_actor=ring.num_envs,
+            num_slots=ring.num_slots,
+            error_samples=algorithm.samples_per_insert_error,
+            max_env_steps=max_env_steps,
+        )
 
     def tick(self) -> bool:
         """Ingest new rows, grant rows, then update for `TICK_SECONDS`; return whether an update was made."""
         self._ingest()
         self._grant_held()
         before = self._granted.copy()
-        if self._balance.grant(self._positions, self._granted, unpaced=not self._ever_sampleable):
+        if self.pace.grant(self._positions, self._granted, unpaced=not self._ever_sampleable):
             self._grant(before)
         if not self._copied(self.inserted_steps):
             return False
-        allowed, made = self._balance.updates_allowed(), 0
+        allowed, made = self.pace.updates_allowed(), 0
         beta = self._beta()
         end = time.perf_counter() + TICK_SECONDS
         while made < allowed:
@@ -58,14 +63,14 @@ class RelaxedReplayLoop(ReplayLoop):
 
     def finished(self) -> bool:
         """Whether the run's steps are inserted, their updates made, and no copy of weights is due."""
-        return self._balance.exhausted() and not self._copy_due(self.inserted_steps)
+        return self.pace.exhausted() and not self._copy_due(self.inserted_steps)
 
     def wake_positions(self) -> list[int]:
         """Position per ring at which the actor should wake the learner.
 
         It is at most half of the ring's grant ahead, because an actor without a grant writes no row and sends no wake.
         """
-        steps = self._balance.steps_wanted(self._balance.updates_worth_waking)
+        steps = self.pace.steps_wanted(self.pace.updates_worth_waking)
         wanted = math.ceil(steps / (self.rings[0].num_envs * len(self.rings)))
         ahead = np.minimum(wanted, (self._granted - self._positions) // 2)
         return [int(p) for p in self._positions + np.maximum(1, ahead)]
@@ -76,7 +81,7 @@ class RelaxedReplayLoop(ReplayLoop):
         Before any row was sampleable (had n successors) nothing is written off, because the updates can be made later,
         unless no further steps will come.
         """
-        if self._ever_sampleable or self._balance.complete:
-            self._balance.write_off()
+        if self._ever_sampleable or self.pace.complete:
+            self.pace.write_off()
             if self.publisher.unpublished:
                 self.publisher.publish()

@@ -3,100 +3,119 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.interfaces import Batch
 from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
 from asyncrl.learning.mirror import ObservationMirror
 from asyncrl.learning.pace import Pace
 from asyncrl.learning.policy_lag import PolicyLagMeter
-from asyncrl.learning.update_loop import LoopParts, Priorities, UpdateLoop, no_steps
+from asyncrl.learning.staleness import StalenessMeter
+from asyncrl.learning.update_loop import Priorities, UpdateLoop, no_steps
+from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.networks.flat_vector import Drawn, FlatVector
 from asyncrl.protocols import ReplayUpdater, SequenceUpdater
 from asyncrl.replay.replay_state import priorities_of, restore_empty_replay, restore_replay
 from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.saved_state import generator_state, restore, restore_generator, saved
 from asyncrl.sequences import SequenceBatch
-
-
-@dataclass(frozen=True)
-class ReplayOptions:
-    """Options of training on replay.
-
-    Attributes:
-        beta_start, beta_end: exponent of importance weights, linear over `total_steps` (constant without).
-        total_steps: steps over which schedules run, or None.
-        max_staleness: maximum staleness of a sample, in updates, or None.
-        publish_interval: updates between two publications, `auto`, or None if the discipline decides.
-        dump_dir: returns the directory for the batch of a diverged update, or None.
-        other_steps: returns the steps of other groups that count towards `total_steps`; learner's thread.
-    """
-
-    beta_start: float
-    beta_end: float
-    total_steps: int | None
-    max_staleness: int | None
-    publish_interval: int | Literal["auto"] | None
-    dump_dir: Callable[[], Path | None] = lambda: None
-    other_steps: Callable[[], int] = no_steps
-
-
-@dataclass(frozen=True)
-class ReplayParts(LoopParts):
-    """Parts of training on replay, besides those of `LoopParts`.
-
-    Attributes:
-        replay: rows and priorities, of transitions or sequences like core and batch.
-        batch: arrays into which batches are gathered.
-        options: options of training.
-        mirror: observations on the learner's device; None if batches are gathered on the CPU.
-    """
-
-    core: ReplayUpdater | SequenceUpdater
-    replay: RingReplay[Any]
-    batch: Batch | SequenceBatch
-    options: ReplayOptions
-    mirror: ObservationMirror | None = None
+from asyncrl.shm.weights import WeightMailbox
 
 
 class ReplayLoop(UpdateLoop):
-    """Base of the update loops on replay; subclasses define when rows are ingested, granted and trained on."""
+    """Base of the update loops on replay; subclasses define when rows are ingested, granted and trained on.
+
+    Args:
+        algorithm: options of the pace, staleness, importance weights and publication.
+        replay: rows and priorities, of transitions or sequences like core and batch.
+        batch: arrays into which batches are gathered.
+        core: network, optimiser and loss.
+        mailbox: mailbox for published weights.
+        wake: called with the index of a waiting actor that was granted rows.
+        snapshots: queue of weights to evaluate.
+        total_steps: environment steps over which schedules run, or None.
+        max_env_steps: environment steps at which the run ends, or None.
+        other_steps: returns the steps of other groups that count towards `total_steps`; learner's thread.
+        dump_dir: returns the directory for the batch of a diverged update, or None.
+        mirror: observations on the learner's device; None if batches are gathered on the CPU.
+
+    Raises:
+        ValueError: the pace would deadlock (see `Balance`).
+    """
 
     STATE = (*UpdateLoop.STATE, "_positions", "_ever_sampleable")
     core: ReplayUpdater | SequenceUpdater
-    _policy_lag: PolicyLagMeter
+    policy_lag: PolicyLagMeter
 
-    def __init__(self, parts: ReplayParts, pace: Pace) -> None:
-        replay, options = parts.replay, parts.options
-        divergence = Divergence(options.dump_dir, self._batch_arrays)
-        policy_lag = PolicyLagMeter(replay.rings)
-        interval = options.publish_interval
-        super().__init__(parts, replay, pace, policy_lag, divergence, replay.give_up, interval)
-        self._vector: FlatVector | None = getattr(parts.core, "vector", None)
-        self._replay = replay
-        self._batch: Any = parts.batch  # of the type used by replay and core
-        self._options = options
+    def __init__(
+        self,
+        algorithm: OffPolicy,
+        replay: RingReplay[Any],
+        batch: Batch | SequenceBatch,
+        core: ReplayUpdater | SequenceUpdater,
+        mailbox: WeightMailbox,
+        *,
+        wake: Callable[[int], None],
+        snapshots: WeightSnapshots,
+        total_steps: int | None = None,
+        max_env_steps: int | None = None,
+        other_steps: Callable[[], int] = no_steps,
+        dump_dir: Callable[[], Path | None] = lambda: None,
+        mirror: ObservationMirror | None = None,
+    ) -> None:
+        self._algorithm, self._replay, self._mirror = algorithm, replay, mirror
+        self._batch: Any = batch  # of the type used by replay and core
+        self._total_steps, self._other_steps = total_steps, other_steps
+        super().__init__(
+            core,
+            replay,
+            mailbox,
+            pace=self._make_pace(max_env_steps),
+            staleness=StalenessMeter(
+                algorithm.staleness_correction, algorithm.staleness_rate, algorithm.max_staleness
+            ),
+            policy_lag=PolicyLagMeter(replay.rings),
+            divergence=Divergence(dump_dir, self._batch_arrays),
+            interval=None if algorithm.exact else algorithm.publish_interval,
+            wake=wake,
+            snapshots=snapshots,
+        )
+        self._vector: FlatVector | None = getattr(core, "vector", None)
         self._positions = np.zeros(len(self.rings), np.int64)
         self._ever_sampleable = False
-        self._mirror, self._held = parts.mirror, np.zeros(len(self.rings), np.bool_)
-        if parts.mirror is not None:
-            assert isinstance(parts.batch, Batch)
-            parts.batch.source = parts.mirror
+        self._held = np.zeros(len(self.rings), np.bool_)
+        if mirror is not None:
+            assert isinstance(batch, Batch)
+            batch.source = mirror
 
     def close(self) -> None:
         """See `UpdateLoop`."""
         if self._mirror is not None:
             self._mirror.close()
 
-    def _stored_and_discarded(self) -> tuple[int, int]:
-        replay = self._replay.statistics()
-        return replay.sampleable, replay.discarded_stale
+    @abstractmethod
+    def _make_pace(self, max_env_steps: int | None) -> Pace:
+        """Balance of the discipline for the algorithm's options and the rings of the replay."""
+
+    @property
+    def stored_steps(self) -> int:
+        """See `UpdateLoop`."""
+        return self._replay.statistics().sampleable
+
+    @property
+    def discarded_steps(self) -> int:
+        """See `UpdateLoop`."""
+        return self._replay.statistics().discarded_stale
+
+    def _give_up(self, index: int) -> None:
+        self._replay.give_up(index)
 
     def _ingest(self) -> None:
         """Ingest published rows and retire stale ones."""
@@ -106,10 +125,10 @@ class ReplayLoop(UpdateLoop):
         self._positions = self._replay.published_rows()
         if self._mirror is not None:
             self._mirror.follow(self._positions)
-        self._policy_lag.receive(self._positions, self.updates)
-        self._pace.inserted(inserted)
-        if self._options.max_staleness is not None:
-            self._replay.retire_older_than(self.updates - self._options.max_staleness)
+        self.policy_lag.receive(self._positions, self.updates)
+        self.pace.inserted(inserted)
+        if self._algorithm.max_staleness is not None:
+            self._replay.retire_older_than(self.updates - self._algorithm.max_staleness)
         self._ever_sampleable = self._ever_sampleable or self._replay.sampleable > 0
 
     def _grant(self, before: NDArray[np.int64]) -> None:
@@ -137,17 +156,17 @@ class ReplayLoop(UpdateLoop):
 
     def _trainable(self) -> bool:
         """Retire rows that have become too stale; return whether a row can be sampled. Called before every update."""
-        if self._options.max_staleness is not None:
-            self._replay.retire_older_than(self.updates - self._options.max_staleness)
+        if self._algorithm.max_staleness is not None:
+            self._replay.retire_older_than(self.updates - self._algorithm.max_staleness)
         return self._replay.sampleable > 0
 
     def _beta(self) -> float:
-        options = self._options
-        return options.beta_start + self._progress() * (options.beta_end - options.beta_start)
+        algorithm = self._algorithm
+        return algorithm.beta_start + self._progress() * (algorithm.beta_end - algorithm.beta_start)
 
     def _progress(self) -> float:
-        total, others = self._options.total_steps, self._options.other_steps
-        return min(1.0, (self.inserted_steps + others()) / total) if total else 0.0
+        total = self._total_steps
+        return min(1.0, (self.inserted_steps + self._other_steps()) / total) if total else 0.0
 
     def _update(self, beta: float) -> None:
         """Make one update; publish if `publish_interval` updates are unpublished."""
@@ -159,12 +178,12 @@ class ReplayLoop(UpdateLoop):
             self._vector.drawn = Drawn(*self._replay.drawn(batch, beta))
         if self._mirror is not None:
             self._mirror.locate(batch)
-        self._staleness.measure(self.updates, self.publisher.version, batch)
+        self.staleness.measure(self.updates, self.publisher.version, batch)
         try:
             result = self.core.update(batch)
         except DeviceFull as error:
             raise out_of_gpu_memory(error, batch_size=batch.size) from error
-        self._pace.sampled(batch.reward.size)
+        self.pace.sampled(batch.reward.size)
         if result.priorities is not None:
             try:
                 self._replay.update_priorities(batch.ids, result.priorities)
@@ -199,7 +218,7 @@ class ReplayLoop(UpdateLoop):
             self._restore_without_rows(state)
         else:
             restore(self, state["loop"])
-            restore(self._policy_lag, state["policy_lag"])
+            restore(self.policy_lag, state["policy_lag"])
             restore_replay(self._replay, state["replay"], priorities)
         if self._mirror is not None:  # before the first grant, which waits until these rows are copied
             self._mirror.follow(self._positions)
@@ -207,5 +226,5 @@ class ReplayLoop(UpdateLoop):
     def _restore_without_rows(self, state: Mapping[str, Any]) -> None:
         self.inserted_steps = state["loop"]["inserted_steps"]
         self._granted[:] = self._positions[:] = [ring.published() for ring in self.rings]
-        restore(self._policy_lag, {**state["policy_lag"], "seen": self._positions})
+        restore(self.policy_lag, {**state["policy_lag"], "seen": self._positions})
         restore_empty_replay(self._replay, state["replay"])

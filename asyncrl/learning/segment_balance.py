@@ -56,15 +56,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.learning.pace import BalanceStatistics, Pace
-from asyncrl.options import require_at_least
+from asyncrl.options import COUNT
 
 Discipline = Literal["relaxed", "lockstep", "synchronous"]
 DISCIPLINES: tuple[Discipline, ...] = ("relaxed", "lockstep", "synchronous")
-
-
-def is_exact(algorithm: object) -> bool:
-    """Whether the algorithm's discipline makes the numbers of a run independent of timing."""
-    return getattr(algorithm, "discipline", "relaxed") != "relaxed"
 
 
 @dataclass(frozen=True)
@@ -114,11 +109,11 @@ class SegmentBalance(Pace):
     ) -> None:
         if discipline not in DISCIPLINES:
             raise ValueError(f"discipline must be one of {', '.join(DISCIPLINES)}, got {discipline!r}")
-        require_at_least("num_rings", shape.num_rings, 1)
-        require_at_least("envs_per_actor", shape.envs_per_actor, 1)
-        require_at_least("length", shape.length, 1)
-        require_at_least("segments_per_batch", segments_per_batch, 1)
-        require_at_least("queue_batches", queue_batches, 1)
+        COUNT.check("num_rings", shape.num_rings)
+        COUNT.check("envs_per_actor", shape.envs_per_actor)
+        COUNT.check("length", shape.length)
+        COUNT.check("segments_per_batch", segments_per_batch)
+        COUNT.check("queue_batches", queue_batches)
         if not 0 < samples_per_insert < math.inf:
             raise ValueError(f"samples_per_insert must be positive and finite, got {samples_per_insert}")
         if discipline != "relaxed" and segments_per_batch != shape.num_rings:

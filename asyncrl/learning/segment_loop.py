@@ -15,62 +15,107 @@ release.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from asyncrl.algorithms.on_policy import OnPolicy
 from asyncrl.errors import GPUOutOfMemory
 from asyncrl.interfaces import Segment
 from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
 from asyncrl.learning.histogram import Histogram
-from asyncrl.learning.segment_balance import SegmentBalance
-from asyncrl.learning.segment_intake import SegmentIntake, SegmentOptions
-from asyncrl.learning.update_loop import TICK_SECONDS, LoopParts, Priorities, UpdateLoop
+from asyncrl.learning.segment_balance import SegmentBalance, SegmentShape
+from asyncrl.learning.staleness import StalenessMeter
+from asyncrl.learning.update_loop import TICK_SECONDS, Priorities, UpdateLoop, no_steps
+from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.protocols import SegmentUpdater
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.replay_state import restore_queue
 from asyncrl.replay.segments import SegmentQueue
 from asyncrl.saved_state import restore, saved
-
-
-@dataclass(frozen=True)
-class SegmentParts(LoopParts):
-    """Parts of training on segments, besides those of `LoopParts`.
-
-    Attributes:
-        queue: complete segments.
-        balance: production-consumption balance.
-        options: options of consumption.
-        past: replay of past segments, or None.
-    """
-
-    core: SegmentUpdater
-    queue: SegmentQueue
-    balance: SegmentBalance
-    options: SegmentOptions
-    past: PastSegments | None = None
+from asyncrl.shm.weights import WeightMailbox
 
 
 class SegmentLoop(UpdateLoop):
-    """Update loop that consumes segments in order of arrival."""
+    """Update loop that consumes segments in order of arrival.
 
-    STATE = (*UpdateLoop.STATE, "_learning", "_trained_steps", "_samples")
+    Args:
+        algorithm: options of the discipline, batches and staleness.
+        queue: complete segments.
+        core: network, optimiser and loss.
+        mailbox: mailbox for published weights.
+        wake: called with the index of a waiting actor that was granted rows.
+        snapshots: queue of weights to evaluate.
+        total_steps: environment steps over which schedules run, or None.
+        max_env_steps: environment steps at which the run ends, or None.
+        other_steps: returns the steps of other groups that count towards `total_steps`; learner's thread.
+        dump_dir: returns the directory for the batch of a diverged update, or None.
+        past: replay of past segments that are mixed into batches, or None.
+
+    Raises:
+        ValueError: the pace would deadlock (see `SegmentBalance`).
+    """
+
+    STATE = (*UpdateLoop.STATE, "_learning", "_trained_steps", "_samples", "_discarded_steps")
     core: SegmentUpdater
+    pace: SegmentBalance
 
-    def __init__(self, parts: SegmentParts) -> None:
-        queue, options = parts.queue, parts.options
-        divergence = Divergence(options.dump_dir, parts.core.batch)
-        self._intake = SegmentIntake(queue, options, self._release)
-        super().__init__(parts, queue, parts.balance, Histogram(), divergence, self._intake.give_up)
-        self._queue = queue
-        self._balance = parts.balance
-        self._options = options
-        self._past = parts.past
+    def __init__(
+        self,
+        algorithm: OnPolicy,
+        queue: SegmentQueue,
+        core: SegmentUpdater,
+        mailbox: WeightMailbox,
+        *,
+        wake: Callable[[int], None],
+        snapshots: WeightSnapshots,
+        total_steps: int | None = None,
+        max_env_steps: int | None = None,
+        other_steps: Callable[[], int] = no_steps,
+        dump_dir: Callable[[], Path | None] = lambda: None,
+        past: PastSegments | None = None,
+    ) -> None:
+        self._algorithm, self._queue, self._past = algorithm, queue, past
+        self._per_batch = algorithm.segments_per_batch or len(queue.rings)
+        super().__init__(
+            core,
+            queue,
+            mailbox,
+            pace=self._make_pace(max_env_steps),
+            staleness=StalenessMeter(
+                algorithm.row_correction, algorithm.staleness_rate, algorithm.max_staleness, unit="versions"
+            ),
+            policy_lag=Histogram(),
+            divergence=Divergence(dump_dir, core.batch),
+            interval=None,
+            wake=wake,
+            snapshots=snapshots,
+        )
+        self._total_steps, self._other_steps = total_steps, other_steps
         self._learning = False
         self._trained_steps = 0
         self._samples = 0
+        self._taken: list[Segment] = []
+        """Segments taken and not released: an incomplete batch, or (synchronous) the batch in training."""
+        self._discarded_steps = 0
+        self._discarded_below = [0] * len(queue.rings)
+        """Row per ring below which segments are discarded."""
+
+    def _make_pace(self, max_env_steps: int | None) -> SegmentBalance:
+        algorithm, ring = self._algorithm, self._queue.rings[0]
+        assert algorithm.samples_per_insert is not None, "a segment algorithm has samples_per_insert"
+        kept, past_per_batch = algorithm.kept_segments
+        past_per_batch = past_per_batch if kept else 0
+        return SegmentBalance(
+            SegmentShape(len(self._queue.rings), ring.num_envs, self._queue.length, ring.num_slots),
+            discipline=algorithm.discipline,
+            segments_per_batch=self._per_batch,
+            queue_batches=algorithm.queue_batches,
+            samples_per_insert=algorithm.samples_per_insert * (1 + past_per_batch / self._per_batch),
+            max_env_steps=max_env_steps,
+        )
 
     def prepare(self) -> None:
         """Publish the first weights and grant the first segments."""
@@ -84,7 +129,7 @@ class SegmentLoop(UpdateLoop):
         inserted = self._queue.poll()
         if self._queue.ready != ready:  # also for a segment of RESET rows only, which has no step
             self.inserted_steps += inserted
-            self._balance.inserted(inserted)
+            self.pace.inserted(inserted)
             self._grant()
         if not self._learning and not self._begin() and not self._again():
             return False
@@ -93,17 +138,63 @@ class SegmentLoop(UpdateLoop):
 
     def finished(self) -> bool:
         """Whether no further batch can be completed and no copy of weights is due."""
-        used_up = self._balance.exhausted(self._queue.ready + len(self._intake.segments))
+        used_up = self.pace.exhausted(self._queue.ready + len(self._taken))
         return used_up and not self._copy_due(self._trained_steps)
 
     def wake_positions(self) -> list[int]:
         """Position per ring at which its next segment is complete."""
         return [int(position) for position in self._queue.next_wake()]
 
-    def _stored_and_discarded(self) -> tuple[int, int]:
+    @property
+    def stored_steps(self) -> int:
+        """See `UpdateLoop`."""
         rows = self._queue.length * self.rings[0].num_envs
-        waiting = self._queue.ready + len(self._intake.segments)
-        return waiting * rows, self._intake.discarded_steps
+        return (self._queue.ready + len(self._taken)) * rows
+
+    @property
+    def discarded_steps(self) -> int:
+        """See `UpdateLoop`."""
+        return self._discarded_steps
+
+    # --- batches -----------------------------------------------------------------------------------------------------
+
+    def _take_batch(self) -> list[Segment] | None:
+        """Segments of the next iteration, in order of arrival; None while some are missing."""
+        if self._algorithm.discipline != "relaxed":
+            return self._queue.take_one_of_each() if self._queue.each_ready else None
+        # Further passes over the last batch may have been published since these segments were taken.
+        self._discard([segment for segment in self._taken if self._too_stale(segment)])
+        while len(self._taken) < self._per_batch and self._queue.ready:
+            self._taken += self._queue.take(1)
+            segment = self._taken[-1]
+            if self._too_stale(segment) or segment.first < self._discarded_below[segment.ring]:
+                self._discard([segment])
+        return self._empty_taken() if len(self._taken) >= self._per_batch else None
+
+    def _empty_taken(self) -> list[Segment]:
+        segments, self._taken = self._taken, []
+        return segments
+
+    def _give_up(self, index: int) -> None:
+        """Discard the complete segments of this ring that are not in a batch yet.
+
+        If a batch is one segment of every ring (not relaxed), a complete segment is used, because the batch needs it.
+        """
+        if self._algorithm.discipline == "relaxed":
+            self._discarded_below[index] = self._queue.complete_rows(index)
+            self._discard([segment for segment in self._taken if segment.ring == index])
+
+    def _discard(self, segments: list[Segment]) -> None:
+        """Remove these from the taken ones, count their steps, and release them."""
+        if segments:
+            self._taken = [kept for kept in self._taken if all(kept is not segment for segment in segments)]
+            self._discarded_steps += sum(segment.steps for segment in segments)
+            self._release(segments)
+
+    def _too_stale(self, segment: Segment) -> bool:
+        """Whether the oldest row exceeds the staleness bound."""
+        bound = self._algorithm.max_staleness
+        return bound is not None and self.publisher.version - int(segment.version.min()) > bound
 
     # --- an iteration ------------------------------------------------------------------------------------------------
 
@@ -111,14 +202,14 @@ class SegmentLoop(UpdateLoop):
         """Begin an iteration if its segments are complete; return whether it was begun."""
         if not self._copied(self._trained_steps):
             return False
-        segments = self._intake.batch(self.publisher.version)
+        segments = self._take_batch()
         if segments is None:
             return False
-        if self._options.discipline == "lockstep" and self.publisher.unpublished:
+        if self._algorithm.discipline == "lockstep" and self.publisher.unpublished:
             self.publisher.publish()
         self._train_on(segments)
-        if self._options.discipline == "synchronous":
-            self._intake.segments = segments  # released after publication of the update
+        if self._algorithm.discipline == "synchronous":
+            self._taken = segments  # released after publication of the update
         else:
             self._release(segments)
         return True
@@ -128,18 +219,18 @@ class SegmentLoop(UpdateLoop):
         version = self.publisher.version
         batch = [*segments, *(self._past.draw(version) if self._past is not None else ())]
         for segment in batch:
-            self._staleness.measure(self.updates, version, segment, each=segment.num_envs)
+            self.staleness.measure(self.updates, version, segment, each=segment.num_envs)
         for segment in segments:
-            self._policy_lag.add(self.updates, segment.policy_updates, segment.num_envs)
+            self.policy_lag.add(self.updates, segment.policy_updates, segment.num_envs)
         steps = sum(segment.steps for segment in segments)
-        self._balance.received(steps)
+        self.pace.received(steps)
         self._trained_steps += steps
-        total, done = self._options.total_steps, self._trained_steps - steps + self._options.other_steps()
+        total, done = self._total_steps, self._trained_steps - steps + self._other_steps()
         progress = min(1.0, done / total) if total else 0.0
         try:
             self.core.begin(batch, progress)
         except DeviceFull as error:
-            raise _memory_error(error, self._options.segments_per_batch, self._queue.length) from error
+            raise _memory_error(error, self._per_batch, self._queue.length) from error
         if self._past is not None:
             self._past.keep(segments)
         self._learning = True
@@ -152,11 +243,11 @@ class SegmentLoop(UpdateLoop):
             try:
                 more = self.core.step()
             except DeviceFull as error:
-                raise _memory_error(error, self._options.segments_per_batch, self._queue.length) from error
+                raise _memory_error(error, self._per_batch, self._queue.length) from error
             samples = self.core.samples
             if samples != self._samples:  # unchanged if the core stopped early, by `target_kl`
                 self.publisher.updated(time.perf_counter() - started)
-                self._balance.sampled(samples - self._samples)
+                self.pace.sampled(samples - self._samples)
                 self._samples = samples
             if not more:
                 self._end()
@@ -165,16 +256,16 @@ class SegmentLoop(UpdateLoop):
 
     def _end(self) -> None:
         self._learning = False
-        if self._options.discipline == "lockstep":
+        if self._algorithm.discipline == "lockstep":
             return  # published when no actor is within a segment
         self.publisher.publish()
-        if self._options.discipline == "synchronous":
-            self._release(self._intake.taken())
+        if self._algorithm.discipline == "synchronous":
+            self._release(self._empty_taken())
 
     def _again(self) -> bool:
         """Begin another pass over the last batch in place of waiting, if the algorithm allows one."""
         if (
-            self._options.discipline != "relaxed"
+            self._algorithm.discipline != "relaxed"
             or self.updates == 0
             or self.finished()
             or self._copy_due(self._trained_steps)
@@ -194,7 +285,7 @@ class SegmentLoop(UpdateLoop):
     def _grant(self) -> None:
         """Grant segments as far as the balance allows, and wake waiting actors."""
         before = self._granted.copy()
-        if not self._balance.grant(self._queue.released, self._queue.published_rows(), self._granted):
+        if not self.pace.grant(self._queue.released, self._queue.published_rows(), self._granted):
             return
         for index in np.flatnonzero(self._granted != before):
             if not self.rings[index].fault:  # else it receives its grant when it is restarted
@@ -208,8 +299,7 @@ class SegmentLoop(UpdateLoop):
         return {
             **super().state_dict(),
             "queue": saved(self._queue),
-            "discarded": self._intake.discarded_steps,
-            "held": bool(self._intake.segments),
+            "held": bool(self._taken),
             "past": None if past is None else saved(past),
         }
 
@@ -220,11 +310,10 @@ class SegmentLoop(UpdateLoop):
             {} if rows else {"granted": np.array([ring.published() + 1 for ring in self.rings], np.int64)}
         )
         restore(self, {**state["loop"], **granted})
-        restore(self._policy_lag, state["policy_lag"])
+        restore(self.policy_lag, state["policy_lag"])
         held = restore_queue(self._queue, state["queue"], rows=rows)
-        self._intake.discarded_steps = int(state["discarded"])
         if rows and state["held"]:  # synchronous: the batch in training is released after publication
-            self._intake.segments = held
+            self._taken = held
         if self._past is not None and state["past"] is not None:
             restore(self._past, state["past"])
 

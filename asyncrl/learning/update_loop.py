@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from asyncrl.errors import RingCorrupt
 from asyncrl.learning.divergence import Divergence
 from asyncrl.learning.histogram import Histogram
-from asyncrl.learning.pace import BalanceStatistics, Pace
+from asyncrl.learning.pace import Pace
 from asyncrl.learning.publication import Publisher
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshot, WeightSnapshots
@@ -36,61 +35,25 @@ def no_steps() -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class LoopStatistics:
-    """Statistics of an update loop.
-
-    Attributes:
-        balance: statistics of the balance.
-        staleness: meter of the samples used.
-        policy_lag: policy lag of the steps received.
-        stored_steps: environment steps that can be trained on at present.
-        discarded_steps: environment steps discarded as too stale (segments also by a faulty ring).
-    """
-
-    balance: BalanceStatistics
-    staleness: StalenessMeter
-    policy_lag: Histogram
-    stored_steps: int
-    discarded_steps: int
-
-
-@dataclass(frozen=True)
-class LoopParts:
-    """Parts that training on replay and on segments have in common.
-
-    Attributes:
-        core: network, optimiser and loss.
-        mailbox: mailbox for published weights.
-        staleness: meter and correction of staleness.
-        wake: called with the index of a waiting actor that was granted rows.
-        snapshots: queue of weights to evaluate.
-    """
-
-    core: Any
-    mailbox: WeightMailbox
-    staleness: StalenessMeter
-    wake: Callable[[int], None]
-    snapshots: WeightSnapshots
-
-
 class UpdateLoop(ABC):
     """Loop that turns rows into updates. Created on any thread; used on the learner's only, except for both counters.
 
     Args:
-        parts: core and channels.
+        core: network, optimiser and loss.
         source: reads and grants the rows.
+        mailbox: mailbox for published weights.
         pace: balance of production and consumption.
-        policy_lag: histogram of the policy lag.
+        staleness: meter and correction of the staleness of the samples used.
+        policy_lag: histogram of the policy lag of the steps received.
         divergence: checks the loss.
-        give_up: called once per fault with the index of the ring, whose rows must not be used any more.
         interval: updates between two publications, see `Publisher`.
+        wake: called with the index of a waiting actor that was granted rows.
+        snapshots: queue of weights to evaluate.
 
     Attributes:
-        core: network, optimiser and loss.
+        core, pace, staleness, policy_lag, divergence: see above.
         rings: source of the rows.
         publisher: publishes the weights.
-        divergence: checks the loss.
         polls_while_dense: whether the learner polls every millisecond in place of arming the doorbell while traffic is
             dense: True if any row can be used, False if only whole segments or quanta can.
         inserted_steps: environment steps received so far, RESET rows excluded.
@@ -101,25 +64,26 @@ class UpdateLoop(ABC):
 
     def __init__(
         self,
-        parts: LoopParts,
+        core: Updater,
         source: RingReplay[Any] | SegmentQueue,
+        mailbox: WeightMailbox,
+        *,
         pace: Pace,
+        staleness: StalenessMeter,
         policy_lag: Histogram,
         divergence: Divergence,
-        give_up: Callable[[int], object],
-        interval: int | Literal["auto"] | None = None,
+        interval: int | Literal["auto"] | None,
+        wake: Callable[[int], None],
+        snapshots: WeightSnapshots,
     ) -> None:
-        self.core: Updater = parts.core
+        self.core = core
         self.rings = source.rings
+        self.pace, self.staleness, self.policy_lag = pace, staleness, policy_lag
         self.divergence = divergence
-        self.publisher = Publisher(
-            parts.core, parts.mailbox, lambda what: divergence.error(what, self.updates), interval
-        )
+        self.publisher = Publisher(core, mailbox, lambda what: divergence.error(what, self.updates), interval)
         self.inserted_steps = 0
-        self._source, self._pace, self._policy_lag = source, pace, policy_lag
-        self._staleness, self._wake, self._snapshots = parts.staleness, parts.wake, parts.snapshots
+        self._source, self._wake, self._snapshots = source, wake, snapshots
         self._granted = np.zeros(len(self.rings), np.int64)
-        self._give_up = give_up
         self._given_up = [False] * len(self.rings)
 
     @property
@@ -147,20 +111,25 @@ class UpdateLoop(ABC):
     def wake_positions(self) -> list[int]:
         """Position per ring at which the actor should wake the learner. Loop thread, while no burst runs."""
 
+    @property
     @abstractmethod
-    def _stored_and_discarded(self) -> tuple[int, int]:
-        """Environment steps that can be trained on at present, and those discarded so far."""
+    def stored_steps(self) -> int:
+        """Environment steps that can be trained on at present."""
 
-    def statistics(self) -> LoopStatistics:
-        """Present statistics, a frozen record."""
-        stored, discarded = self._stored_and_discarded()
-        return LoopStatistics(self._pace.statistics(), self._staleness, self._policy_lag, stored, discarded)
+    @property
+    @abstractmethod
+    def discarded_steps(self) -> int:
+        """Environment steps discarded as too stale so far (segments also by a faulty ring)."""
 
     def priorities(self) -> NDArray[np.float32] | None:
         """Priorities of a replay `[rings, slots, leaves of a row]`, a view; None for segments."""
         return None
 
     # --- rings -------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _give_up(self, index: int) -> None:
+        """Use no row of this ring any more; called once per fault."""
 
     def _check_rings(self) -> None:
         """Give up rings with a new fault, and restart abandoned ones; `shm/ring_health.py` defines the quarantine."""
@@ -211,11 +180,11 @@ class UpdateLoop(ABC):
         return {
             "core": self.core.state_dict(),
             "loop": saved(self),
-            "pace": saved(self._pace),
+            "pace": saved(self.pace),
             "publisher": saved(self.publisher),
             "published": self.publisher.published(),
-            "staleness": saved(self._staleness),
-            "policy_lag": saved(self._policy_lag),
+            "staleness": saved(self.staleness),
+            "policy_lag": saved(self.policy_lag),
         }
 
     def restore(self, state: Mapping[str, Any], priorities: Priorities | None) -> None:
@@ -231,11 +200,11 @@ class UpdateLoop(ABC):
             ValueError, KeyError: the state belongs to another kind of loop.
         """
         self.core.load_state_dict(state["core"])
-        restore(self._pace, state["pace"])
+        restore(self.pace, state["pace"])
         if priorities is None:
-            self._pace.refill()
+            self.pace.refill()
         restore(self.publisher, state["publisher"])
-        restore(self._staleness, state["staleness"])
+        restore(self.staleness, state["staleness"])
         self._restore_rows(state, priorities)
         self.publisher.republish(state["published"], exactly=priorities is not None)
 

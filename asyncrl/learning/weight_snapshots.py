@@ -53,7 +53,7 @@ class WeightSnapshots:
         self._capacity = capacity
         self._waiting: deque[WeightSnapshot] = deque()
         self._lock = threading.Lock()
-        self.arrived = arrived
+        self._arrived = arrived
 
     def due(self, env_steps: int) -> bool:
         """Whether a copy is due at `env_steps`. Learner thread."""
@@ -70,8 +70,8 @@ class WeightSnapshots:
         with self._lock:
             self._waiting.append(snapshot)
         self._next = (snapshot.env_steps // self._interval + 1) * self._interval
-        if self.arrived is not None:
-            self.arrived()
+        if self._arrived is not None:
+            self._arrived()
 
     @property
     def next_steps(self) -> int | None:
@@ -87,7 +87,7 @@ class WeightSnapshots:
         """Restore the waiting copies and the next due step of an earlier run; before the first burst.
 
         The due step is rounded up to a multiple of the present interval, which may have changed. Without an interval
-        the copies are dropped, because nobody takes them: evaluations by seconds copy the newest weights.
+        the copies are dropped: the run is evaluated at its end only.
         """
         if self._interval is None:
             return

@@ -55,12 +55,12 @@ class Moments(NamedTuple):
     """Moments of the values that a learner standardises.
 
     Attributes:
-        size: number of values.
+        number: number of values.
         mean: their mean.
         square: sum of their squared deviations from the mean.
     """
 
-    size: float
+    number: float
     mean: float
     square: float
 

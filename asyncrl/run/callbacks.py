@@ -54,35 +54,33 @@ class Callbacks:
     Args:
         trainer: first argument of every callback.
         callbacks: objects with methods of `Callback`.
+        stop, fail: end the run in the normal order, or with an error.
 
     Attributes:
         error: the first exception that a callback has raised, or None.
 
     Raises:
-        TypeError: an object has none of the methods, is a class, has a method that is a coroutine function, or one for
-            an event that does not exist.
+        TypeError: see `checked`.
     """
 
-    def __init__(self, trainer: Any, callbacks: Sequence[Any] = ()) -> None:
-        callbacks = tuple(callbacks)
-        for index, callback in enumerate(callbacks):
-            _check(index, callback)
+    def __init__(
+        self,
+        trainer: Any,
+        callbacks: Sequence[Any],
+        stop: Callable[[], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
         self.error: BaseException | None = None
         self._trainer = trainer
-        self._callbacks = callbacks
+        self._callbacks = checked(callbacks)
         self._failed: list[Any] = []
         self._started = False
-        self._stop: Callable[[], None] = lambda: None
-        self._fail: Callable[[BaseException], None] = lambda _: None
+        self._stop, self._fail = stop, fail
 
     @property
     def started(self) -> bool:
         """Whether `start` was called, and `end` was not."""
         return self._started
-
-    def attach(self, stop: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
-        """Set the functions that end the run: in the normal order, or with an error."""
-        self._stop, self._fail = stop, fail
 
     def start(self) -> None:
         """Call `on_start`. Raises the first exception of a callback."""
@@ -138,6 +136,19 @@ def _that_travels(error: BaseException, callback: str) -> BaseException:
     stand_in = RuntimeError(f"{callback} raised {describe_error(error)}")
     stand_in.__cause__ = error
     return stand_in
+
+
+def checked(callbacks: Sequence[Any]) -> tuple[Any, ...]:
+    """Return these callbacks as a tuple.
+
+    Raises:
+        TypeError: an object has none of the methods, is a class, has a method that is a coroutine function, or one for
+            an event that does not exist.
+    """
+    callbacks = tuple(callbacks)
+    for index, callback in enumerate(callbacks):
+        _check(index, callback)
+    return callbacks
 
 
 def _check(index: int, callback: Any) -> None:

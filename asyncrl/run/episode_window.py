@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-EPISODE_WINDOW = 100
-"""Number of training episodes in the mean `rollout/ep_rew_mean`, as in Stable-Baselines3."""
+from asyncrl.config import EPISODE_WINDOW
 
 
 @dataclass
@@ -55,6 +54,10 @@ class EpisodeWindow:
     def length_mean(self) -> float | None:
         """Mean length of the window, None before the first episode."""
         return sum(entry[3] for entry in self._last) / len(self._last) if self._last else None
+
+    def statistics(self) -> dict[str, Any]:
+        """Number of episodes, and the means of the window, by the names of a snapshot."""
+        return {"episodes": self.count, "return_mean": self.return_mean, "length_mean": self.length_mean}
 
     def state(self) -> dict[str, Any]:
         """State for `restore`, as arrays."""

@@ -1,9 +1,8 @@
 """Schedule of evaluations, and the rule by which an evaluation ends the run.
 
-Regular evaluations run in parallel with training, on copies of the weights. By steps (`CopiesBySteps`) the learner's
-thread makes the copies at fixed environment steps and every copy is evaluated, in order, so that neither the learning
-curve nor the steps to the target depend on the speed of the machine. By seconds (`CopiesBySeconds`) the newest weights
-are copied at intervals of training time.
+Regular evaluations run in parallel with training, on copies of the weights. The learner's thread makes the copies at
+fixed environment steps and every copy is evaluated, in order, so that neither the learning curve nor the steps to the
+target depend on the speed of the machine.
 
 A regular evaluation that reaches `target_return` over its few episodes is only a hint, because the best of many noisy
 means is biased upwards. Training and its clock are then held, and the *same* weights play `target_eval_episodes` fresh
@@ -16,7 +15,8 @@ if `target_return` is the only rule that can end the run, the last of `FAILURES_
 with its weights saved, because evaluations are then not expected to succeed any more.
 
 When training has used up its steps, the waiting copies are still evaluated, since one of them may reach the target.
-Each then has a time limit, and the first to exceed it is the last.
+Each then has a time limit, and the first to exceed it is the last. The final evaluation, of the weights that the run
+returns, has the same limit.
 
 The episodes are drawn from the kind and the number of the evaluation: evaluation k plays the same episodes in every
 run of the same seed, however many confirmations came before it.
@@ -26,7 +26,10 @@ from __future__ import annotations
 
 import asyncio
 import warnings
+from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +41,7 @@ from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.weight_snapshots import WeightSnapshot
 from asyncrl.printable import describe_error
-from asyncrl.run.evaluation_copies import CopiesBySeconds, CopiesBySteps, TimedCopy, copy_of
+from asyncrl.run import slow_stop
 from asyncrl.show.metrics import EvaluationResult
 
 REGULAR, CONFIRMATION, FINAL = range(3)
@@ -47,6 +50,29 @@ MOST_EVALUATIONS = 10_000
 """Most results that a run holds in memory (0.4 kB each); beyond it every second one is dropped, the files keep all."""
 FAILURES_IN_A_ROW = 5
 """Consecutive failed evaluations that end a run that only an evaluation can end."""
+EVALUATION_SHARE = 0.5
+"""Time limit of an evaluation after the end of training, as a share of the training time."""
+EVALUATION_SECONDS = 60.0
+"""Lower bound of that limit."""
+GRACE_SECONDS = 5.0
+"""Extra time for an evaluation to answer after its time limit, before its process is killed."""
+TELL_SECONDS = 0.5
+"""Interval at which the progress of the final evaluation is shown."""
+
+
+@dataclass(frozen=True)
+class TimedCopy:
+    """Weights to evaluate, and the state of training when they were copied.
+
+    Attributes:
+        copy: the weights, with this group's steps and updates.
+        train_seconds: training time.
+        other_steps: environment steps of the run's other groups.
+    """
+
+    copy: WeightSnapshot
+    train_seconds: float
+    other_steps: int
 
 
 class EvaluationSchedule:
@@ -55,11 +81,11 @@ class EvaluationSchedule:
     Args:
         config: the run's options: numbers of episodes, and the target.
         evaluator: plays the episodes.
-        trainee: the learner, which is held during a confirmation.
+        trainee: the learner, which copies its weights and is held during a confirmation.
         clock: the training clock; paused during a confirmation and from the end of training on.
-        copies: source of the weights to evaluate.
         on_best: awaited with the result and weights of an evaluation better than all before it.
         on_evaluation: called with every recorded result, in order; of a hint and its confirmation only the latter.
+        other_steps: returns the steps of the other groups, given this group's at a copy; called when it arrives.
 
     Attributes:
         evaluations: results so far, in order; beyond `MOST_EVALUATIONS` thinned, the last one is always among them.
@@ -75,17 +101,20 @@ class EvaluationSchedule:
         evaluator: RemoteEvaluator,
         trainee: Learner,
         clock: TrainClock,
-        copies: CopiesBySteps | CopiesBySeconds,
         on_best: Callable[[EvaluationResult, NDArray[np.float32]], Awaitable[None]],
-        on_evaluation: Callable[[EvaluationResult], None] = lambda _: None,
+        on_evaluation: Callable[[EvaluationResult], None],
+        other_steps: Callable[[int], int],
     ) -> None:
         self._config = config
         self._evaluator = evaluator
         self._trainee = trainee
         self._clock = clock
-        self._copies = copies
         self._on_best = on_best
         self._on_evaluation = on_evaluation
+        self._other_steps = other_steps
+        self._arrivals: deque[tuple[float, int]] = deque()
+        """Training time, and steps of the other groups, at the arrival of each waiting copy."""
+        self._changed = asyncio.Event()
         self.rounds = 0
         self._current: TimedCopy | None = None
         self._failures = 0
@@ -103,12 +132,30 @@ class EvaluationSchedule:
         """Last evaluation, None before the first."""
         return self.evaluations[-1] if self.evaluations else None
 
+    def copy_arrived(self) -> None:
+        """Note the time of a copy that the learner has added to its queue."""
+        copy = self._trainee.snapshots.waiting()[len(self._arrivals)]
+        self._arrivals.append((self._clock.train_seconds, self._other_steps(copy.env_steps)))
+        self._changed.set()
+
+    async def _next(self) -> TimedCopy | None:
+        """Wait for the oldest copy that was not evaluated yet; None once training has ended and all were taken."""
+        while not self._arrivals:
+            if self._training_ended:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        copy = self._trainee.snapshots.take()
+        assert copy is not None, "every arrival is of one copy"
+        self._trainee.data_arrived()  # it may wait for room in the queue
+        return TimedCopy(copy, *self._arrivals.popleft())
+
     async def run(self) -> NDArray[np.float32] | None:
         """Evaluate every copy; returns the weights that reached the target, or None when all were evaluated.
 
         Raises the error of the last of `FAILURES_IN_A_ROW` failed evaluations if no other rule can end the run.
         """
-        while (timed := await self._copies.next()) is not None:
+        while (timed := await self._next()) is not None:
             self._current = timed
             try:
                 reached = await self._evaluate(timed)
@@ -140,24 +187,79 @@ class EvaluationSchedule:
         self.evaluations, self.rounds = evaluations, rounds
         self.best, self.best_weights = best, best_weights
 
-    def training_ended(self, limit_seconds: float | None = None) -> None:
+    def training_ended(self, *, limited: bool = False) -> None:
         """Note that the learner has used up its steps: pause the clock; `run` returns after the waiting copies.
 
         Args:
-            limit_seconds: time limit of each evaluation from now on, including the current one; None is no limit.
+            limited: whether each evaluation from now on, including the current one, has a time limit.
         """
         self._training_ended = True
         self.holds_training = True
         self._clock.pause()
-        self._limit_seconds = limit_seconds
-        if self._playing is not None and limit_seconds is not None:
-            self._playing.reschedule(asyncio.get_running_loop().time() + limit_seconds)
-        self._copies.end()
+        self._limit_seconds = self._limit() if limited else None
+        if self._playing is not None and self._limit_seconds is not None:
+            self._playing.reschedule(asyncio.get_running_loop().time() + self._limit_seconds)
+        self._changed.set()
+
+    def _limit(self) -> float:
+        """Time limit of an evaluation after the end of training."""
+        return max(EVALUATION_SECONDS, EVALUATION_SHARE * self._clock.train_seconds)
+
+    async def evaluate_finally(
+        self, episodes: int, stop_requested: asyncio.Event, on_progress: Callable[[tuple[int, int]], None]
+    ) -> tuple[EvaluationResult | None, str | None]:
+        """Make the final evaluation, of the current weights.
+
+        Args:
+            episodes: number of episodes.
+            stop_requested: ends the evaluation when it is set.
+            on_progress: called with the numbers of finished and of all episodes, every `TELL_SECONDS`.
+
+        Returns:
+            The result or None, and the reason for None.
+        """
+        seconds, before = self._limit(), self.last
+        self._evaluator.max_seconds = seconds
+        playing = asyncio.create_task(self.evaluate_now(episodes), name="final-evaluation")
+        stopping = asyncio.create_task(stop_requested.wait(), name="stop-requested")
+        try:
+            await self._wait_and_tell((playing, stopping), seconds + GRACE_SECONDS, episodes, on_progress)
+            if playing.done():
+                return playing.result(), None
+            failure = "interrupted" if stopping.done() else f"it took longer than {seconds:.0f} s"
+        except Exception as error:
+            failure = describe_error(error)
+        finally:
+            stopping.cancel()
+            playing.cancel()
+            await asyncio.wait({playing, stopping}, timeout=slow_stop.STEP_SECONDS)
+        if self.last is not before:  # it was played, and only its file hangs
+            return self.last, None
+        if failure != "interrupted":
+            text = f"[ASYNC041] the final evaluation failed, the run and its weights are kept without it: {failure}"
+            warnings.warn(EvaluationIncomplete(text), stacklevel=2)
+        return None, failure
+
+    async def _wait_and_tell(
+        self,
+        tasks: tuple[asyncio.Task[Any], ...],
+        seconds: float,
+        episodes: int,
+        on_progress: Callable[[tuple[int, int]], None],
+    ) -> None:
+        """Wait for the first of `tasks`, at most `seconds`."""
+        now, finished = asyncio.get_running_loop().time, set[asyncio.Task[Any]]()
+        end = now() + seconds
+        while not finished and (left := end - now()) > 0:
+            on_progress((self._evaluator.finished_episodes, episodes))
+            wait = min(left, TELL_SECONDS)
+            finished, _ = await asyncio.wait(tasks, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
 
     async def evaluate_now(self, episodes: int) -> EvaluationResult:
         """Evaluate the current weights and record the result like any other."""
-        copy = await copy_of(self._trainee)
-        timed = TimedCopy(copy, self._clock.train_seconds, self._copies.other_steps(copy.env_steps))
+        weights, version = await self._trainee.current_weights()
+        copy = WeightSnapshot(weights, version, self._trainee.updates, self._trainee.inserted_steps)
+        timed = TimedCopy(copy, self._clock.train_seconds, self._other_steps(copy.env_steps))
         result = await self._play(timed, episodes, (FINAL,))
         await self._record(result, timed.copy.weights)
         return result

@@ -1,5 +1,10 @@
 """A run that is one of several groups: it joins the others and couples learner, stops, errors and snapshots to theirs.
 
+Steps count over all groups, so each of N groups gets 1/N of every limit and schedule; the replay is sharded by group.
+Seeds are spawned from the run's seed, and actors are counted over all groups. Rank 0 evaluates, writes the run and
+serves the page. Every other group writes to the directory `groups/<rank>` in the run's, and neither evaluates nor
+serves a page.
+
 Used on the run's event-loop thread. Without groups nothing of `asyncrl.groups` but `place` is imported.
 """
 
@@ -8,33 +13,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
+import math
 import os
 import pickle
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from asyncrl.config import TrainerConfig
+import numpy as np
+
+from asyncrl.config import TrainerConfig, usable_cores
 from asyncrl.errors import ConfigurationError
 from asyncrl.learning.learner import Learner
-from asyncrl.learning.segment_balance import is_exact
+from asyncrl.options import option_values
 from asyncrl.printable import describe_error
 from asyncrl.protocols import Algorithm
-from asyncrl.run.group_shares import (
-    last_checkpoint,
-    made_before,
-    share_of,
-    share_of_algorithm,
-    shared_options,
-)
 from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import Snapshot
-from asyncrl.storage.resume import Resumption
+from asyncrl.storage.resume import Resumption, prepare_resumption
 
 if TYPE_CHECKING:
     from asyncrl.groups.place import Place
     from asyncrl.groups.session import Session
 
+AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm)
+
+STEP_OPTIONS = ("learning_starts", "replay_capacity", "exploration_steps", "random_steps")
+"""Algorithm options that are numbers of environment steps over all actors."""
+OWN_OPTIONS = (
+    *("run_dir", "http", "host", "device", "torch_threads", "num_actors", "env_file", "burst_seconds"),
+    *("report_interval_seconds", "report_interval_steps", "checkpoint_interval_seconds", "checkpoints_kept"),
+)
+"""Run options that may differ between ranks."""
 OFTEN_BEFORE_SECONDS = 1.5
 """Time before the end of the job by its steps from which the groups' counters are exchanged more often."""
 
@@ -72,8 +84,9 @@ class Group:
         whole: options of the whole run and of its algorithm.
         config, algorithm: this group's shares. With `async` fusion `config.total_steps` is that of the whole run.
         resumed: the checkpoint to resume this group from, or None.
-        share: limit of this group's environment steps, its rank, and the number of groups. With `async` fusion the
-            limit is that of the whole run, so that a fast group takes over the steps of a slow one.
+        max_env_steps: limit of this group's environment steps. With `async` fusion it is that of the whole run, so that
+            a fast group takes over the steps of a slow one.
+        among: index of this group's first actor among those of all groups, and their number.
     """
 
     def __init__(
@@ -93,12 +106,12 @@ class Group:
         shares = {"on_machine": machine, "done": done, "counted": counted}
         self.config = share_of(config, place.rank, place.size, **shares)
         self.algorithm = share_of_algorithm(algorithm, place.size)
-        limit = self.config.total_steps
+        self.max_env_steps = self.config.total_steps
         if config.fusion == "async" and config.total_steps is not None:
-            limit = counted + max(1, config.total_steps - done)
+            self.max_env_steps = counted + max(1, config.total_steps - done)
             self.config = dataclasses.replace(self.config, total_steps=config.total_steps)
         self._elsewhere = self._before[0] + (place.size - 1) * self._begun[0]
-        self.share = limit, place.rank, place.size
+        self.among = actor_indices(place.rank, place.size, self.config.actors)
         self._learner: Learner | None = None
         self._stop: Callable[[str], None] = lambda _: None
         self._latest: Snapshot | None = None
@@ -126,7 +139,7 @@ class Group:
             learning_rate=config.fusion_learning_rate,
             momentum=config.fusion_momentum,
             moments=config.fusion_moments,
-            exact=is_exact(algorithm),
+            exact=algorithm.exact,
         )
         shared = shared_options(config, algorithm)
         if place.life and resumed is None and (config.fusion != "async" or place.agents == 1):
@@ -288,7 +301,7 @@ class Group:
 
         Groups that wait for each other at fixed updates take the same numbers of steps.
         """
-        fusion, together = self.whole[0].fusion, is_exact(self.algorithm)
+        fusion, together = self.whole[0].fusion, self.algorithm.exact
         if fusion == "gradients" or (fusion == "average" and together):
             return self._before[0] + env_steps * (self.session.place.size - 1)
         return sum(self.others()["env_steps"])
@@ -310,3 +323,100 @@ class Group:
             GroupStatistics(rank=rank, **{name: status[name] for name in names if name in status})
             for rank, status in sorted(heard.items())
         )
+
+
+# --- shares of options and counters -----------------------------------------------------------------------------------
+
+
+def share_of(
+    config: TrainerConfig, rank: int, groups: int, *, on_machine: int = 1, done: int = 0, counted: int = 0
+) -> TrainerConfig:
+    """Options of one group; `on_machine` groups share the cores of this machine.
+
+    When a run is resumed after `done` steps of all groups, each group counts on from `counted` and takes its share of
+    the remaining steps. Only rank 0 has the stopping rules other than `total_steps`; it sends its stop to the others.
+    """
+    left = None if config.total_steps is None else max(0, config.total_steps - done)
+    changed: dict[str, Any] = {
+        "total_steps": None if left is None else max(1, counted + math.ceil(left / groups)),
+        "report_interval_steps": _part(config.report_interval_steps, groups),
+        "eval_interval_steps": _part(config.eval_interval_steps, groups),
+        "num_actors": config.num_actors or max(1, usable_cores() // on_machine - 1),
+    }
+    if rank:
+        rules = ("max_seconds", "target_return", "target_training_return", "eval_interval_steps")
+        changed |= dict.fromkeys(rules)
+        changed |= {"http": "off", "seed": seed_of(config.seed, rank)}
+        if config.run_dir is not None:
+            changed["run_dir"] = str(_free(Path(config.run_dir) / "groups", str(rank)))
+    return dataclasses.replace(config, **changed)
+
+
+def _free(folder: Path, name: str) -> Path:
+    """First unused path of `name`, `name-2` and so on in `folder`; a group that is restarted gets the next one."""
+    names = itertools.chain((name,), (f"{name}-{life}" for life in itertools.count(2)))
+    return next(folder / own for own in names if not (folder / own).exists())
+
+
+def share_of_algorithm(algorithm: AlgorithmT, groups: int) -> AlgorithmT:
+    """Return the algorithm's record with a group's share of every option in `STEP_OPTIONS`."""
+    given = {name: getattr(algorithm, name, None) for name in STEP_OPTIONS}
+    changed: dict[str, Any] = {name: _part(value, groups) for name, value in given.items() if value}
+    record: Any = algorithm
+    made: AlgorithmT = dataclasses.replace(record, **changed)
+    return made
+
+
+def seed_of(seed: int, rank: int) -> int:
+    """Seed of a group; rank 0 has the run's seed."""
+    return seed if rank == 0 else int(np.random.SeedSequence((seed, rank)).generate_state(1)[0])
+
+
+def actor_indices(rank: int, groups: int, num_actors: int) -> tuple[int, int]:
+    """Index of a group's first actor among those of all groups, and their number, as if each had `num_actors`.
+
+    Exploration rates and noise scales differ along these indices. A group with another number of actors than the others
+    covers its part of that range in other steps.
+    """
+    return rank * num_actors, groups * num_actors
+
+
+def shared_options(config: TrainerConfig, algorithm: Algorithm) -> dict[str, Any]:
+    """Options that must be equal on all ranks, by name."""
+    run = {name: value for name, value in option_values(config).items() if name not in OWN_OPTIONS}
+    return {**run, **{f"{algorithm.name}.{k}": v for k, v in option_values(algorithm).items()}}
+
+
+def _part(steps: int | None, groups: int) -> int | None:
+    return None if steps is None else math.ceil(steps / groups)
+
+
+def last_checkpoint(config: TrainerConfig) -> Resumption | None:
+    """Latest checkpoint of a run that torchrun has restarted; None if there is none."""
+    latest = Path(config.run_dir or "") / "checkpoints" / "latest"
+    if config.run_dir is None or not latest.exists():
+        return None
+    return prepare_resumption(Path(config.run_dir), "latest", None, {}, restore_episodes=True)[2]
+
+
+def made_before(resumed: Resumption, groups: int, fusion: str) -> tuple[int, int]:
+    """Steps and updates of the earlier run that are not in the counters from which `groups` groups count on."""
+    others, meta = groups - 1, resumed.meta  # the others have no rows
+    again = others * meta.updates if fusion != "gradients" else 0
+    return resumed.other_steps - others * meta.env_steps, resumed.other_updates - again
+
+
+def made_by_others(resumed: Resumption | None, groups: int) -> tuple[int, int]:
+    """Steps and updates that the other groups of the resumed run had made, for a run of one group."""
+    if resumed is None or groups > 1:
+        return 0, 0
+    steps = resumed.other_steps
+    return (steps, resumed.other_updates) if steps else (0, 0)
+
+
+def without_others(config: TrainerConfig, resumed: Resumption | None) -> TrainerConfig:
+    """Options of a run of one group, whose steps are those that the groups of the resumed run have left."""
+    steps, _ = made_by_others(resumed, config.groups)
+    if not steps or config.total_steps is None:
+        return config
+    return dataclasses.replace(config, total_steps=max(1, config.total_steps - steps))

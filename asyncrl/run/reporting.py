@@ -1,7 +1,7 @@
-"""Reports of a run: their times, and their output to files, listener and callbacks.
+"""Reports of a run: their times, their content, and their output to files, listener and callbacks.
 
 A report is due by seconds, by environment steps and after every evaluation, whichever comes first. It becomes a
-`Snapshot` (`report.py`), which is written to the run directory and passed to the listener and the callbacks.
+`Snapshot`, which is written to the run directory and passed to the listener and the callbacks.
 """
 
 from __future__ import annotations
@@ -9,35 +9,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import math
 import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-from asyncrl.acting.images import network_text
-from asyncrl.acting.policies import has_epsilon
 from asyncrl.actors.pool import ActorPool
 from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import ListenerFailed, SamplesTooStale
 from asyncrl.learning.clock import TrainClock
-from asyncrl.learning.learner import Learner, LearnerReport
+from asyncrl.learning.histogram import HistogramStatistics
+from asyncrl.learning.inference_server import InferenceStatistics
+from asyncrl.learning.learner import LearnerReport
 from asyncrl.printable import describe_error
-from asyncrl.protocols import Policy
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.episode_window import EpisodeWindow
-from asyncrl.run.evaluate import EvaluationSchedule
-from asyncrl.run.report import SnapshotBuilder
 from asyncrl.show.metrics import EvaluationResult, Snapshot
+from asyncrl.show.rates import Counters, RateMeter
 from asyncrl.show.writers import RunWriters
 from asyncrl.storage.run_directory import RunDirectory
 
+OPTIONS = ("algo", "env", "seed", "total_steps", "target_return", "target_training_return", "max_seconds")
+"""Options of a run that a snapshot has too."""
 LEAST_SECONDS = 0.05
 """Least time between two reports, unless an evaluation requests one."""
 LOOK_SECONDS = 0.02
 """Interval at which the environment steps are checked."""
 STALE_FRACTION = 0.5
 """Discarded fraction from which ASYNC020 is given, once."""
+MOST_RETURNS = 400
+"""Most points of `Reporter.returns`; beyond it every second one is dropped."""
 FASTER = 1.05
 """Ratio of two rates from which one is called the faster."""
 
@@ -90,7 +93,7 @@ class ReportTimes:
                     await self._asked.wait()
 
 
-class Reporting:
+class Reporter:
     """Makes snapshots of a run, writes them and passes them to the listener; event-loop thread only.
 
     Args:
@@ -98,14 +101,16 @@ class Reporting:
         clock: the training clock.
         listener: called with every snapshot.
         callbacks: called with every report and evaluation.
+        exact: whether the discipline is exact; see `EpisodeWindow.by_steps`.
 
     Attributes:
         state: state of the run, for the next snapshot.
-        pool, schedule: parts of the run that snapshots describe; None until they exist.
-        has_epsilon: whether the policy's exploration rate is an epsilon, and is reported.
-        last_report: the learner's report in the newest snapshot, or None.
-        builder: makes the snapshots.
-        shown: maps every new snapshot to the one that is published, with totals over groups.
+        times: decides when a report is due.
+        episodes: the last training episodes.
+        last: the newest snapshot, None before the first.
+        returns: steps, and mean return of the training episodes, over the run; thinned to a few hundred.
+        actor_wait_seconds: mean over the actors of the seconds spent waiting for a grant while the training clock ran.
+        restarts_before: actor restarts of the earlier run that this one resumes.
     """
 
     def __init__(
@@ -113,77 +118,124 @@ class Reporting:
         config: TrainerConfig,
         clock: TrainClock,
         listener: Callable[[Snapshot], None],
-        callbacks: Callbacks | None = None,
+        callbacks: Callbacks,
+        *,
+        exact: bool = False,
     ) -> None:
-        self.callbacks = callbacks or Callbacks(None)
         self.state = "starting"
-        self.has_epsilon = False
-        self.pool: ActorPool | None = None
-        self.schedule: EvaluationSchedule | None = None
-        self.last_report: LearnerReport | None = None
-        self.shown: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot
-        self._listener = listener
+        self.times = ReportTimes(config.report_interval_seconds, config.report_interval_steps)
+        self.episodes = EpisodeWindow(by_steps=exact)
+        self.last: Snapshot | None = None
+        self.returns: list[tuple[int, float]] = []
+        self.actor_wait_seconds = 0.0
+        self.restarts_before = 0
+        self._config = config
         self._clock = clock
-        self.builder = SnapshotBuilder(config, 0, clock)
-        self._times = ReportTimes(config.report_interval_seconds, config.report_interval_steps)
+        self._listener = listener
+        self._callbacks = callbacks
+        self._meter = RateMeter()
+        self._meter.observe(time.monotonic(), Counters())
+        self._actors_waited = 0.0
         self._writers: RunWriters | None = None
-        self._last: Snapshot | None = None
         self._told: tuple[int, int, int] | None = None
         self._warned_of_staleness = self._warned_of_listener = False
 
-    @property
-    def episodes(self) -> EpisodeWindow:
-        """The last finished training episodes."""
-        return self.builder.episodes
-
     def current(self) -> Snapshot:
-        """The newest snapshot; `publish` must have been called."""
-        assert self._last is not None
-        return self._last
+        """The newest snapshot; `show` must have been called."""
+        assert self.last is not None
+        return self.last
 
     def open_files(self, directory: RunDirectory) -> None:
         """Write every later report and evaluation to the metric files of `directory`. Raises OSError."""
         assert directory.path is not None
         self._writers = RunWriters(directory.path, directory.check)
 
-    def describe(self, pool: ActorPool, policy: Policy, exact: bool) -> None:
-        """Set the actors and their policy, and whether the discipline `is_exact`."""
-        self.pool, self.has_epsilon, self.episodes.by_steps = pool, has_epsilon(policy), exact
-        self.builder.replay_capacity = sum(ring.num_slots * ring.num_envs for ring in pool.rings)
-        self.builder.network = network_text(policy)
-
-    def actor_wait_seconds(self) -> float:
-        """Mean over the actors of the seconds spent waiting for a grant while the training clock ran."""
-        return self.builder.actor_wait_seconds
-
-    def read_actors(self) -> None:
-        """Read the actors' finished episodes and waiting times."""
-        if self.pool is not None:
-            self.episodes.extend(self.pool.episodes())
-            self.builder.count_waiting(self.pool.wait_seconds())
-
-    def evaluated(self, result: EvaluationResult) -> None:
-        """Write an evaluation at once, call the callbacks, and make a report due that shows it."""
+    def close(self) -> None:
+        """Close the files."""
         if self._writers is not None:
-            self._writers.write(result)
-        self.callbacks.evaluation(result)
-        self._times.ask()
+            self._writers.close()
 
-    async def run(self, learner: Learner) -> None:
-        """Publish a report whenever one is due, until cancelled."""
-        while True:
-            await self._times.wait(lambda: learner.inserted_steps)
-            self._times.reported(learner.inserted_steps)
-            self.publish(await learner.report())
+    def go_on_from(
+        self, actors: tuple[ActorStatistics, ...], learner: LearnerReport, waited: float, restarts: int
+    ) -> None:
+        """Restore counters of an earlier run, so that rates count only what is added from now on."""
+        self._meter = RateMeter()
+        env_steps = sum(actor.env_steps for actor in actors)
+        self._meter.observe(time.monotonic(), _counters(env_steps, learner))
+        self.actor_wait_seconds, self.restarts_before = waited, restarts
 
-    def publish(self, report: LearnerReport | None) -> None:
-        """Make a snapshot, write it, and pass it to the listener and the callbacks."""
-        self.last_report = report
-        self.show(self.shown(self._snapshot(report, None, None)))
+    def read_actors(self, pool: ActorPool) -> None:
+        """Read the actors' finished episodes and waiting times."""
+        self.episodes.extend(pool.episodes())
+        self.count_waiting(pool.wait_seconds())
+
+    def count_waiting(self, seconds: float) -> None:
+        """Update `actor_wait_seconds` from the actors' mean waiting time since the start.
+
+        The time between two calls, which are frequent, counts if the training clock runs at the second one.
+        """
+        if self._clock.running:
+            self.actor_wait_seconds += seconds - self._actors_waited
+        self._actors_waited = seconds
+
+    def snapshot(
+        self,
+        state: str,
+        learner: LearnerReport | None = None,
+        *,
+        actors: tuple[ActorStatistics, ...] = (),
+        inference: InferenceStatistics | None = None,
+        replay_capacity: int = 0,
+        network: str = "",
+        exploration_rate: float | None = None,
+        evaluations: tuple[EvaluationResult, ...] = (),
+        best: EvaluationResult | None = None,
+        stop_reason: str | None = None,
+        error: str | None = None,
+    ) -> Snapshot:
+        """Make a snapshot of the current state; rates are over the time since the last call.
+
+        Args:
+            state: state of the run.
+            learner: the learner's report, None before there is one.
+            actors: statistics of every actor.
+            inference: statistics of the inference server, None where actors run the network.
+            replay_capacity: capacity of all rings in environment steps.
+            network: name of the convolutional network, "" for none.
+            exploration_rate: mean exploration rate if it is an epsilon, else None.
+            evaluations: all evaluations so far.
+            best: the best of them.
+            stop_reason: why the run has ended, None before its end.
+            error: text of the error that ended it, or None.
+        """
+        clock, learner = self._clock, learner or LearnerReport()
+        env_steps = sum(actor.env_steps for actor in actors)
+        rates = self._meter.observe(time.monotonic(), _counters(env_steps, learner, inference))
+        return Snapshot(
+            state=state,
+            wall_seconds=clock.wall_seconds,
+            train_seconds=clock.train_seconds,
+            startup_seconds=clock.startup_seconds,
+            env_steps=env_steps,
+            **self.episodes.statistics(),
+            exploration_rate=exploration_rate,
+            evaluations=evaluations,
+            best_evaluation=best,
+            replay_capacity=replay_capacity,
+            actor_restarts=self.restarts_before + sum(actor.restarts for actor in actors),
+            stop_reason=stop_reason,
+            error=error,
+            network=network,
+            **{name: getattr(self._config, name) for name in OPTIONS},
+            **vars(rates),
+            evaluation=evaluations[-1] if evaluations else None,
+            **_of_actors(actors),
+            **_of_learner(learner),
+        )
 
     def show(self, snapshot: Snapshot) -> None:
         """Write a snapshot and pass it to the listener, even if writing fails, and to the callbacks."""
-        self._last = snapshot
+        self.last = snapshot
         try:
             if self._writers is not None:
                 self._writers.write(snapshot)
@@ -195,42 +247,17 @@ class Reporting:
     def tell(self, state: str, **fields: Any) -> None:
         """Show a new state at once: pass the newest snapshot with it to the listener and the page, not to files."""
         self.state = state
-        if self._last is not None:
+        if self.last is not None:
             seconds = self._clock.wall_seconds
-            self._last = dataclasses.replace(self._last, state=state, wall_seconds=seconds, **fields)
-            self._call_listener(self._last)
+            self.last = dataclasses.replace(self.last, state=state, wall_seconds=seconds, **fields)
+            self._call_listener(self.last)
 
-    def last_snapshot(self, report: LearnerReport | None, reason: str, error: str | None) -> Snapshot:
-        """Make the run's last snapshot; if that fails, from the snapshot before it."""
-        self.state, self.last_report = "failed" if reason == "failed" else "stopped", report
-        try:
-            if self.pool is not None:
-                self.episodes.extend(self.pool.episodes())
-            return self.shown(self._snapshot(report, reason, error))
-        except Exception:
-            if self._last is None:
-                raise
-            return dataclasses.replace(self._last, state=self.state, stop_reason=reason, error=error)
-
-    def close(self) -> None:
-        """Close the files, and drop the references to the run's parts to free their memory."""
-        self.pool = self.schedule = self.builder.inference = None
+    def evaluated(self, result: EvaluationResult) -> None:
+        """Write an evaluation at once, call the callbacks, and make a report due that shows it."""
         if self._writers is not None:
-            self._writers.close()
-
-    def _snapshot(self, report: LearnerReport | None, stop_reason: str | None, error: str | None) -> Snapshot:
-        pool, schedule = self.pool, self.schedule
-        holds_training = schedule is not None and schedule.holds_training
-        return self.builder.snapshot(
-            "evaluating" if self.state == "training" and holds_training else self.state,
-            actors=_of_actors(pool, ended=stop_reason is not None),
-            learner=report,
-            exploration_rate=pool.exploration_rate() if pool is not None and self.has_epsilon else None,
-            evaluations=schedule.evaluations if schedule is not None else (),
-            best=schedule.best if schedule is not None else None,
-            stop_reason=stop_reason,
-            error=error,
-        )
+            self._writers.write(result)
+        self._callbacks.evaluation(result)
+        self.times.ask()
 
     def _call_callbacks(self, snapshot: Snapshot) -> None:
         """Call `on_report`, unless nothing that is learned has changed since the last call and the run goes on.
@@ -239,11 +266,19 @@ class Reporting:
         """
         told = snapshot.env_steps, snapshot.updates, len(snapshot.evaluations)
         if told != self._told or snapshot.stop_reason is not None:
-            self._told = told if self.callbacks.started else None
-            self.callbacks.report(snapshot)
+            self._told = told if self._callbacks.started else None
+            self._callbacks.report(snapshot)
+
+    def _keep_return(self, snapshot: Snapshot) -> None:
+        point = (snapshot.env_steps, snapshot.return_mean)
+        if point[1] is not None and point not in self.returns[-1:]:  # a new state comes with the old numbers
+            self.returns.append((snapshot.env_steps, point[1]))
+            if len(self.returns) > MOST_RETURNS:
+                del self.returns[1::2]
 
     def _call_listener(self, snapshot: Snapshot) -> None:
         """Pass `snapshot` to the listener; an exception gives one warning (ASYNC042) and does not end the run."""
+        self._keep_return(snapshot)
         try:
             self._listener(snapshot)
         except (Exception, asyncio.CancelledError) as error:
@@ -254,6 +289,72 @@ class Reporting:
                     "on, and the callback gets the next snapshot too; mend it"
                 )
                 warnings.warn(ListenerFailed(text), stacklevel=2)
+
+
+def _counters(
+    env_steps: int, learner: LearnerReport, inference: InferenceStatistics | None = None
+) -> Counters:
+    return Counters(
+        produced=env_steps,
+        received=learner.balance.received_steps,
+        consumed=learner.balance.sampled,
+        updates=learner.updates,
+        learner_wait_seconds=learner.wait_seconds,
+        inference=(inference.passes, inference.rows, inference.wait_seconds) if inference else None,
+    )
+
+
+def _of_actors(actors: tuple[ActorStatistics, ...]) -> dict[str, Any]:
+    return {
+        "actors": actors,
+        "actor_wait_fraction": _mean([actor.wait_fraction for actor in actors]),
+        "ring_fill": _mean([actor.ring_fill for actor in actors]),
+    }
+
+
+def _of_learner(learner: LearnerReport) -> dict[str, Any]:
+    metrics, balance = dict(learner.train_metrics), learner.balance
+    return {
+        "updates": learner.updates,
+        "policy_version": learner.policy_version,
+        "loss": metrics.pop("train/loss", None),
+        "learning_rate": metrics.pop("train/learning_rate", None),
+        "train_metrics": metrics,
+        **_prefixed("staleness", learner.staleness),
+        **_prefixed("staleness_versions", learner.staleness_versions),
+        **_prefixed("policy_lag", learner.policy_lag),
+        "staleness_edges": learner.staleness.edges,
+        "staleness_counts": learner.staleness.counts,
+        "policy_lag_edges": learner.policy_lag.edges,
+        "policy_lag_counts": learner.policy_lag.counts,
+        "staleness_sum": learner.staleness_overall.mean * learner.staleness_overall.samples,
+        "policy_lag_sum": learner.policy_lag_overall.mean * learner.policy_lag_overall.samples,
+        "publish_interval": learner.publish_interval,
+        "publish_seconds": learner.publish_seconds,
+        "discarded_fraction": discarded_fraction(learner),
+        "discipline": balance.discipline,
+        "samples_per_insert_target": balance.target,
+        "samples_per_insert_achieved": balance.achieved,
+        "replay_steps": learner.stored_steps,
+    }
+
+
+def _prefixed(name: str, statistics: HistogramStatistics) -> dict[str, float]:
+    return {f"{name}_{key}": value for key, value in distribution(statistics).items()}
+
+
+def discarded_fraction(learner: LearnerReport) -> float:
+    """Share of the inserted steps that were discarded as too stale."""
+    return learner.discarded_steps / max(1, learner.balance.inserted_steps)
+
+
+def distribution(statistics: HistogramStatistics) -> dict[str, float]:
+    """Mean, 95th percentile and largest value."""
+    return {"mean": statistics.mean, "p95": statistics.p95, "max": statistics.max}
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
 
 
 def _warn_of_staleness(snapshot: Snapshot) -> bool:
@@ -280,11 +381,3 @@ def _who_is_faster(snapshot: Snapshot) -> str:
     if made < FASTER * used:
         return f"actors make no more than the learner can use ({rates})"
     return f"actors make {made / used:,.1f} times what the learner can use ({rates})"
-
-
-def _of_actors(pool: ActorPool | None, *, ended: bool) -> tuple[ActorStatistics, ...]:
-    """Statistics of every actor; after the end of training all are shown as stopped, even if they still run."""
-    if pool is None:
-        return ()
-    actors = pool.statistics()
-    return tuple(dataclasses.replace(actor, state="stopped") for actor in actors) if ended else actors

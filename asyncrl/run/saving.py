@@ -1,37 +1,71 @@
-"""Checkpoints of a run: at intervals, at the end, and of the best weights.
+"""Checkpoints of a run: written at intervals, at the end and of the best weights; restored when a run is resumed.
 
 Writing may fail because the disk is full, or the directory is gone or read-only. Training then continues, one warning
 (ASYNC040) is given until a save succeeds again, existing checkpoints stay intact, and the next save tries again.
+
+A checkpoint holds
+
+    always                       learner: network, optimiser, schedules' counters, normalisers, generators, pace,
+                                 staleness and lag; evaluations so far and weights that wait for one; training episodes;
+                                 clocks; positions of the rings
+    save_replay_buffer           also the rows of the replay with their priorities, in a file beside the checkpoint
+    lockstep, synchronous        also the actors' state: environments, generators, exploration. With a replay loop only
+                                 together with save_replay_buffer
+
+The learner is held while rows or actor states are written. Before actor states are taken, the actors use up their
+grants (`states_of`). A lockstep run that stops anywhere and is resumed therefore ends with the same
+numbers as one that never stopped. If the environments' state cannot be saved (`envs/env_state.py`), the actors start
+new incarnations, as after a crash, each with a reset row that ends the trajectories in its ring.
+
+Rings and actors are restored before any process starts (`restore_rings`), everything else before training.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import functools
 import warnings
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.actors.pool import ActorPool
+from asyncrl.actors.supervised import states_of
 from asyncrl.config import TrainerConfig
-from asyncrl.envs.source import EnvSource
-from asyncrl.errors import FilesNotWritten, ResourceError, TrainingDiverged
-from asyncrl.interfaces import EnvSpec
+from asyncrl.errors import AsyncRLError, FilesNotWritten, ResourceError, TrainingDiverged
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
-from asyncrl.options import option_values
+from asyncrl.learning.weight_snapshots import WeightSnapshot
 from asyncrl.policies.portable_policy import PolicyOrigin
-from asyncrl.protocols import Algorithm
-from asyncrl.run.run_state import RunCapture
+from asyncrl.printable import error_text
+from asyncrl.run.evaluate import EvaluationSchedule
+from asyncrl.run.reporting import Reporter
+from asyncrl.run.slow_stop import within_limit
+from asyncrl.shm.ring_rows import (
+    RingPosition,
+    arrays_of,
+    begin_at,
+    first_kept,
+    pieces,
+    position_of,
+    put_rows,
+)
 from asyncrl.show.metrics import EvaluationResult
-from asyncrl.storage.checkpoint import CheckpointMeta
-from asyncrl.storage.disk_space import reason_of
+from asyncrl.storage.checkpoint import CheckpointMeta, does_not_fit
+from asyncrl.storage.disk_space import reason_of, warn_of_little_space
+from asyncrl.storage.replay_file import SUFFIX, split_rings, write_rows
+from asyncrl.storage.resume import Resumption
+from asyncrl.storage.resume_rules import refused_change
 from asyncrl.storage.run_directory import DirectoryLost, RunDirectory
+from asyncrl.storage.tensor_file import StoredArray
 
+ACTORS_SECONDS = 10.0
+"""Time limit for the actors to use up their grants and to send their state."""
 BEST_SECONDS = 60.0
 """Time that an evaluation waits until the best weights are written; a disk that hangs would end no run."""
 
@@ -40,51 +74,61 @@ class CheckpointSaver:
     """Writes the checkpoints of one run, one at a time, in a worker thread; event-loop thread only.
 
     Args:
-        config, algorithm, spec, source: the run's options, algorithm and environment.
+        config: the run's options.
+        origin: algorithm, environment and metadata of the run.
         directory: the run directory; without a path nothing is saved.
-        learner: the learner to save.
-        clock: the training clock.
-        episodes: returns the number of finished training episodes.
+        clock, learner, pool, schedule, reporter: parts of the run.
+        others: returns the counters of the other groups.
+        on_saved: called with the path of every checkpoint that was written.
 
     Attributes:
-        origin: makes the policies of the run.
+        keeps_rows: whether checkpoints hold the rows of the rings.
         failure: why the last save failed, "" if it succeeded.
-        on_saved: called with the path of every checkpoint that was written.
-        capture: captures the state; set before the first save.
-        hangs: set by the end of the run when a save failed or did not answer in time; no further save is tried then.
+        hangs: whether a save at the end failed or did not answer in time; no further save is tried then.
     """
 
     def __init__(
         self,
         config: TrainerConfig,
-        algorithm: Algorithm,
-        spec: EnvSpec,
-        source: EnvSource,
+        origin: PolicyOrigin,
         directory: RunDirectory,
-        learner: Learner,
         clock: TrainClock,
-        episodes: Callable[[], int],
+        learner: Learner,
+        pool: ActorPool,
+        schedule: EvaluationSchedule,
+        reporter: Reporter,
+        others: Callable[[], dict[str, list[int]]],
+        on_saved: Callable[[str], None],
     ) -> None:
-        meta = CheckpointMeta(
-            env=config.env,
-            algo=config.algo,
-            spec=spec,
-            options=option_values(algorithm),
-            seed=config.seed,
-        )
-        self.origin = PolicyOrigin(algorithm, source, meta)
-        self._config = config
-        self._directory = directory
-        self._learner = learner
-        self._clock = clock
-        self._episodes = episodes
-        self.on_saved: Callable[[str], None] = lambda _: None
-        self.capture: RunCapture | None = None
+        self._exact = origin.algorithm.exact
+        segments = origin.algorithm.update_loop == "segments"
+        self.keeps_rows = self._exact if segments else config.save_replay_buffer
+        self.failure = ""
+        self.hangs = False
+        self._config, self._meta_at_start, self._directory = config, origin.meta, directory
+        self._clock, self._learner, self._pool = clock, learner, pool
+        self._schedule, self._reporter = schedule, reporter
+        self._others, self._on_saved = others, on_saved
         self._turn = asyncio.Lock()
         self._unsaved_best: tuple[dict[str, Any], CheckpointMeta] | None = None
         self._written: tuple[str, tuple[object, ...]] = ("", ())
-        self.failure = ""
-        self.hangs = False
+        """Path of the last checkpoint, and the key of its state."""
+        self._rows_written: tuple[str, tuple[int, ...]] = ("", ())
+        """Name of the last rows file, and the learner's updates and ring positions at that time."""
+
+    async def look_at_disk(self, rows_bytes: int) -> None:
+        """Warn if there is little space for the checkpoints; `rows_bytes` are those of the rows of all rings."""
+        if self._directory.path is None:
+            return
+        core = (await self._learner.state_dict())["core"]
+        rows_bytes *= self.keeps_rows
+        warn_of_little_space(
+            self._directory.path,
+            self._config.checkpoints_kept,
+            core,
+            self._learner.core.weight_count,
+            rows_bytes,
+        )
 
     async def save_latest(self, weights: NDArray[np.float32] | None = None) -> str:
         """Save the learner with these acting weights, or its current ones; returns the path, "" if none was written.
@@ -128,6 +172,23 @@ class CheckpointSaver:
             await asyncio.sleep(self._config.checkpoint_interval_seconds)
             await self.save_latest()
 
+    async def save_before_evaluating(self, weights: NDArray[np.float32] | None = None) -> None:
+        """Save like `save_latest` after training, before anything that may fail or take long.
+
+        Raises `TrainingDiverged` if they are NaN or infinite. Any other error, or no answer within the limit of a
+        step, gives a warning and sets `hangs`; later calls then return at once, so that a disk that hangs is waited
+        for once.
+        """
+        if self.hangs:
+            return
+        try:
+            await within_limit(self.save_latest(weights))
+        except TrainingDiverged:
+            raise
+        except Exception as error:
+            self.hangs = True
+            warn_of_file("the last checkpoint", error)
+
     async def _save(self, weights: NDArray[np.float32] | None, best: EvaluationResult | None) -> str:
         # If the caller is cancelled, the task keeps the lock until its file is written: no two threads write at a time.
         saving = asyncio.create_task(self._save_in_turn(weights, best), name="save-checkpoint")
@@ -142,10 +203,10 @@ class CheckpointSaver:
                 self._directory.check()
                 if weights is None:
                     weights, _ = await self._learner.current_weights()
-                what = self._what(weights)
-                if best is None and self._stands(what):
+                key = self._state_key(weights)
+                if best is None and self._is_written(key):
                     return self._written[0]
-                state = {"weights": weights, **await self._state(rows=best is None)}
+                state = {"weights": weights, **await self._take(rows=best is None)}
                 meta = self._meta(best)
                 if best is not None:
                     self._unsaved_best = (state, meta)
@@ -154,7 +215,7 @@ class CheckpointSaver:
                     self._unsaved_best = None
                 if best is None:
                     path = await self._write(state, meta, best=False)
-                    self._written = (path, what)
+                    self._written = (path, key)
             except TrainingDiverged:
                 raise
             except Exception as error:  # a full disk or a bug must not end training
@@ -163,33 +224,24 @@ class CheckpointSaver:
             self.failure = ""
             return path
 
-    def _stands(self, what: tuple[object, ...]) -> bool:
+    def _is_written(self, key: tuple[object, ...]) -> bool:
         """Whether this state was the last one written, and its file still exists."""
-        return self._written[1] == what and Path(self._written[0]).exists()
+        return self._written[1] == key and Path(self._written[0]).exists()
 
-    def _what(self, weights: NDArray[np.float32]) -> tuple[object, ...]:
+    def _state_key(self, weights: NDArray[np.float32]) -> tuple[object, ...]:
         """Key that identifies a state of the run."""
-        assert self.capture is not None
         learner = self._learner
-        evaluations = len(self.capture.schedule.evaluations)
-        counters = (learner.updates, learner.inserted_steps, evaluations)
+        counters = (learner.updates, learner.inserted_steps, len(self._schedule.evaluations))
         return (*counters, self._unsaved_best is None, weights.tobytes())
-
-    async def _state(self, *, rows: bool) -> dict[str, Any]:
-        """State to resume from; with rows if the run keeps them and `rows` is set (not for the best weights)."""
-        assert self.capture is not None and self._directory.checkpoints is not None
-        if not (rows and self.capture.rows):
-            return await self.capture.take()
-        return await self.capture.take_with_rows(self._directory.checkpoints.directory)
 
     async def _write(self, state: dict[str, Any], meta: CheckpointMeta, *, best: bool) -> str:
         self._directory.check()
         folder = self._directory.checkpoints
-        assert folder is not None and self.capture is not None
+        assert folder is not None
         # The best weights are written without rows, so that file is not the one to resume from.
-        latest = not (best and self.capture.rows)
+        latest = not (best and self.keeps_rows)
         path = str(await asyncio.to_thread(folder.save, state, meta, best=best, latest=latest))
-        self.on_saved(path)
+        self._on_saved(path)
         return path
 
     def _warn(self, error: Exception) -> None:
@@ -203,13 +255,228 @@ class CheckpointSaver:
             warnings.warn(FilesNotWritten(text), stacklevel=2)
 
     def _meta(self, evaluation: EvaluationResult | None) -> CheckpointMeta:
-        return replace(
-            self.origin.meta,
+        return dataclasses.replace(
+            self._meta_at_start,
             env_steps=self._learner.inserted_steps,
             updates=self._learner.updates,
-            episodes=self._episodes(),
+            episodes=self._reporter.episodes.count,
             policy_version=evaluation.policy_version if evaluation else self._learner.policy_version,
             train_seconds=self._clock.train_seconds,
             weights_env_steps=evaluation.env_steps if evaluation else None,
             return_mean=evaluation.return_mean if evaluation else None,
         )
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    async def _take(self, *, rows: bool) -> dict[str, Any]:
+        """Entries `core` and `run` of a checkpoint; with rows if the run keeps them and `rows` is set."""
+        folder = self._directory.checkpoints
+        assert folder is not None
+        if rows and self.keeps_rows:
+            return await self._take_with_rows(folder.directory)
+        learner = await self._learner.state_dict()
+        return {"core": learner.pop("core"), "run": self._run_state(learner)}
+
+    async def _take_with_rows(self, folder: Path) -> dict[str, Any]:
+        """Write rows and actor states to a file in `folder` while the learner is held. Raises OSError."""
+        await self._learner.hold()
+        try:
+            states, why = await self._actor_states()
+            learner = await self._learner.state_dict()
+            run = self._run_state(learner)
+            name = f"{self._learner.inserted_steps}{SUFFIX}"
+            positions = run["rings"]
+            where = (self._learner.updates, *map(int, (*positions["published"], *positions["granted"])))
+            if self._rows_written != (name, where) or not (folder / name).exists():
+                await asyncio.to_thread(write_rows, folder / name, self._row_arrays(run["rings"], states))
+                self._rows_written = (name, where)
+        finally:
+            self._learner.resume()
+        run |= {"rows": name, "why": why}
+        return {"core": learner.pop("core"), "run": run}
+
+    async def _actor_states(self) -> tuple[list[bytes] | None, str]:
+        if not self._exact:
+            return None, ""
+        rings = self._pool.rings
+        positions = [max(ring.granted - 1, 0) for ring in rings]
+        return await states_of(self._pool.actors, positions, ACTORS_SECONDS)
+
+    def _run_state(self, learner: dict[str, Any]) -> dict[str, Any]:
+        self._reporter.read_actors(self._pool)
+        schedule = self._schedule
+        return {
+            "learner": learner,
+            "rings": self._positions(learner),
+            "episodes": self._reporter.episodes.state(),
+            "groups": self._others(),
+            "evaluations": _columns(EvaluationResult, schedule.evaluations),
+            "rounds": schedule.rounds,
+            "pending": [vars(copy) for copy in schedule.pending(self._learner.snapshots.waiting())],
+            "next_copy": self._learner.snapshots.next_steps,
+            "clock": [self._clock.train_seconds, self._clock.startup_seconds, self._clock.wall_seconds],
+            "actor_wait_seconds": self._reporter.actor_wait_seconds,
+            "actor_restarts": self._reporter.restarts_before
+            + sum(actor.restarts for actor in self._pool.actors),
+        }
+
+    def _positions(self, learner: Mapping[str, Any]) -> dict[str, Any]:
+        """Positions of the rings: the current ones if exact, else those up to which the learner has inserted."""
+        rings = self._pool.rings
+        taken_in = learner["replay"]["cursors"][:, 0] if "replay" in learner else learner["queue"]["complete"]
+        published = [ring.statistics().published for ring in rings] if self._exact else map(int, taken_in)
+        at = [position_of(ring, p) for ring, p in zip(rings, published, strict=True)]
+        steps = [p.steps for p in at] if self._exact else shares(self._learner.inserted_steps, len(rings))
+        return {
+            "num_actors": len(rings),
+            "published": np.array([p.published for p in at], np.int64),
+            "granted": np.array([p.granted if self._exact else p.published for p in at], np.int64),
+            "steps": np.array(steps, np.int64),
+            "incarnation": np.array([p.incarnation for p in at], np.int64),
+            "exploration": np.array([p.exploration for p in at], np.int64),
+            "first": np.array([first_kept(p.published, p.granted, rings[0].num_slots) for p in at], np.int64),
+        }
+
+    async def restore(self, resumed: Resumption) -> None:
+        """Restore the learner, evaluations, episodes and times, before training.
+
+        Raises `CheckpointError` if they do not fit (ASYNC019).
+        """
+        with _refused_if_damaged(resumed.path):
+            await _restore_learner(self._learner, resumed)
+        report = await self._learner.report()
+        with _refused_if_damaged(resumed.path):
+            run = resumed.run
+            self._clock.go_on_from(*run["clock"])
+            evaluations = _records(run["evaluations"])
+            saved_best = _records(resumed.best.get("evaluations", {}))
+            best = max((*evaluations, *saved_best), key=lambda result: result.return_mean, default=None)
+            weights = resumed.best["weights"] if best is not None and best in saved_best else None
+            self._schedule.go_on_from(evaluations, int(run["rounds"]), best, weights)
+            waiting = [WeightSnapshot(**copy) for copy in run["pending"]]
+            self._learner.snapshots.go_on_from(waiting, run["next_copy"])
+            self._reporter.episodes.restore(run["episodes"])
+            counted = float(run["actor_wait_seconds"]), int(run["actor_restarts"])
+            self._reporter.go_on_from(self._pool.statistics(), report, *counted)
+
+    def _row_arrays(self, rings: Mapping[str, Any], states: list[bytes] | None) -> list[StoredArray]:
+        """Arrays of the rows file; they are views of shared memory."""
+        found = []
+        for i, state in enumerate(states or ()):
+            data = functools.partial(iter, (np.frombuffer(state, np.uint8),))
+            found.append(StoredArray(f"actor{i}", "uint8", (len(state),), data))
+        priorities = self._learner.priorities
+        firsts, ends = rings["first"].tolist(), rings["published"].tolist()
+        for index, (ring, first, end) in enumerate(zip(self._pool.rings, firsts, ends, strict=True)):
+            arrays = arrays_of(ring)
+            if priorities is not None:
+                arrays["priorities"] = (priorities[index], 0)
+            for name, (array, axis) in arrays.items():
+                rows = end - first + 1
+                shape = (*array.shape[:axis], rows, *array.shape[axis + 1 :])
+                parts = functools.partial(pieces, array, axis, first, rows, ring.num_slots)
+                found.append(StoredArray(f"ring{index}/{name}", str(array.dtype), shape, parts))
+        return found
+
+
+def _columns(record: type, records: tuple[Any, ...]) -> dict[str, NDArray[Any]]:
+    """Convert records of numbers to one array per field, so that thousands of them are few values of a checkpoint."""
+    names = [field.name for field in dataclasses.fields(record)]
+    return {name: np.array([getattr(r, name) for r in records]) for name in names}
+
+
+def shares(total: int, parts: int) -> list[int]:
+    """Split `total` into equal integer parts; the first also gets the remainder."""
+    return [total // parts + (total % parts if part == 0 else 0) for part in range(parts)]
+
+
+@contextlib.contextmanager
+def _refused_if_damaged(path: Path) -> Iterator[None]:
+    """Turn an error about a missing or wrong part of the checkpoint into `CheckpointError` (ASYNC019)."""
+    try:
+        yield
+    except AsyncRLError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        lacks = f"it lacks {error}" if isinstance(error, KeyError) else error_text(error)
+        raise does_not_fit(path, lacks or type(error).__name__) from error
+
+
+def restore_rings(pool: ActorPool, resumed: Resumption, segment_length: int) -> None:
+    """Restore rings and actors from the checkpoint; before the pool starts.
+
+    Args:
+        pool: the pool; its actors do not run yet.
+        resumed: the checkpoint.
+        segment_length: rows per segment; ring positions are multiples of it. 1 for a replay.
+
+    Raises:
+        ConfigurationError: the rings have no room for the rows (ASYNC017).
+        CheckpointError: the rows have other shapes (ASYNC019).
+    """
+    with _refused_if_damaged(resumed.path):
+        positions = _positions(pool, resumed, segment_length)
+        rings = split_rings(resumed.rows) if resumed.rows is not None else []
+        firsts = resumed.run["rings"]["first"].tolist()
+        for index, (actor, position) in enumerate(zip(pool.actors, positions, strict=True)):
+            if rings and (rows := len(rings[index]["version"])) > (room := actor.ring.num_slots):
+                kept, why = f"{rows:,} rows kept of each actor", "the checkpoint holds more"
+                raise refused_change("replay_capacity", kept, f"{room:,} rows", why)
+            begin_at(actor.ring, position)
+            if rings:
+                put_rows(actor.ring, firsts[index], rings[index])
+            actor.first_incarnation = position.incarnation + (resumed.states is None)
+            actor.first_state = resumed.states[index] if resumed.states is not None else None
+
+
+def _positions(pool: ActorPool, resumed: Resumption, segment_length: int) -> list[RingPosition]:
+    """First position of each ring: the saved one, or, without saved rows, one after all rows that can have existed."""
+    saved, num = resumed.run["rings"], len(pool.actors)
+    if resumed.rows is not None:
+        columns = (saved[field.name].tolist() for field in dataclasses.fields(RingPosition))
+        return [RingPosition(*row) for row in zip(*columns, strict=True)]
+    inserted, envs = resumed.meta.env_steps, pool.rings[0].num_envs
+    rows = max(int(saved["published"].max()), -(-inserted // (num * envs)))
+    rows = -(-rows // segment_length) * segment_length
+    life, exploration = int(saved["incarnation"].max()), int(saved["exploration"].mean())
+    return [RingPosition(rows, rows, steps, life, exploration) for steps in shares(inserted, num)]
+
+
+async def _restore_learner(learner: Learner, resumed: Resumption) -> None:
+    priorities: list[tuple[int, NDArray[np.float32]]] | None = None
+    if resumed.rows is not None:
+        firsts = resumed.run["rings"]["first"].tolist()
+        rings = split_rings(resumed.rows)
+        priorities = [
+            (first, np.asarray(ring["priorities"])[:-1])
+            for first, ring in zip(firsts, rings, strict=True)
+            if "priorities" in ring
+        ]
+    state = {**resumed.run["learner"], "core": resumed.core}
+    if resumed.another_group:
+        state |= await _own_random_numbers(learner, state)
+    await learner.restore(state, priorities)
+
+
+async def _own_random_numbers(learner: Learner, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Own state of a group that takes over another's: its generators, for other draws, and no past segments."""
+    from asyncrl.groups.state import OWN
+
+    own = await learner.state_dict()
+    core = {name: own["core"][name] for name in OWN if name in own["core"]}
+    kept = {"core": {**state["core"], **core}, "past": None}
+    return kept | ({"generator": own["generator"]} if "generator" in own else {})
+
+
+def _records(columns: Mapping[str, Any]) -> tuple[EvaluationResult, ...]:
+    names = list(columns)
+    rows = zip(*(columns[name].tolist() for name in names), strict=True)
+    return tuple(EvaluationResult(**dict(zip(names, row, strict=True))) for row in rows)
+
+
+def warn_of_file(what: str, error: Exception) -> None:
+    """Warn (ASYNC040) that this file of the end of a run cannot be written."""
+    text = (
+        f"[ASYNC040] {what} cannot be written: {reason_of(error)}; the result holds what it would have held"
+    )
+    warnings.warn(FilesNotWritten(text), stacklevel=3)

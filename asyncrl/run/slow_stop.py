@@ -1,6 +1,7 @@
-"""Warning about a run that was asked to stop and has not ended, with the stack of each of its tasks.
+"""Time limit of a step of a run's end, and the warning about a run that was asked to stop and has not ended.
 
-Every step of a run's end has a time limit, but all together may take minutes if a disk or an environment hangs.
+Every step has a limit, but all together may take minutes if a disk or an environment hangs. The warning names the tasks
+that the run waits for; a file has their stacks.
 """
 
 from __future__ import annotations
@@ -8,15 +9,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from asyncrl.errors import StopTakesLong
+from asyncrl.errors import AsyncRLError, StopTakesLong
 
+T = TypeVar("T")
+
+STEP_SECONDS = 60.0
+"""Time limit of the report and of the checkpoint; both take milliseconds unless a device or disk hangs."""
 TELL_SECONDS = 20.0
 """Time after a request to stop at which a run that has not ended gives the warning."""
 FILE = "waiting.txt"
+
+
+async def within_limit(answer: Awaitable[T]) -> T:
+    """Await `answer`. Raises `AsyncRLError` after `STEP_SECONDS`."""
+    try:
+        async with asyncio.timeout(STEP_SECONDS):
+            return await answer
+    except TimeoutError as error:
+        raise AsyncRLError(
+            f"The end of the run waited {STEP_SECONDS:.0f} s for the learner or the disk, in vain.",
+            fix="look for a device or a network file system that hangs",
+        ) from error
 
 
 @contextlib.contextmanager

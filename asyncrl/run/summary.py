@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from asyncrl.learning.learner import LearnerReport
-from asyncrl.run.report import distribution
+from asyncrl.run.reporting import distribution
 from asyncrl.show.group_statistics import summary_of
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 

@@ -16,7 +16,8 @@ The token is sent as `Authorization: Bearer TOKEN` or `X-AsyncRL-Token: TOKEN`; 
 URL.
 
 Every refusal has a JSON body, `{"error": {"status": ..., "message": ...}}`: 401 token, 403 origin, 404 path, 405
-method, 408 too slow, 413 body over 64 KB, 421 host, 503 too many streams. Bytes that are not HTTP get a plain 400.
+method, 408 slow body, 413 body over 64 KB, 421 host, 503 too many streams. What is not HTTP, or has too long a head,
+gets aiohttp's plain 400.
 """
 
 from asyncrl.server.app import RunServer

@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import os
 import threading
+from bisect import bisect_left
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,31 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from asyncrl.server.curves import curves
-from asyncrl.server.listener import HttpServer
+from asyncrl.server.http_server import HttpServer
 from asyncrl.server.pages import FOLDER_PAGE, page_response
-from asyncrl.server.security import Refusal, read_body
-from asyncrl.show.kept_run import KeptRun, differing_options, find_runs, read_text
+from asyncrl.show.kept_run import (
+    EVALUATION,
+    STEPS,
+    KeptRun,
+    differing_options,
+    find_runs,
+    integer,
+    number,
+    read_text,
+)
 
 MOST_CURVES = 24
+MOST_POINTS = 400
+COLUMNS = {
+    "return": "rollout/ep_rew_mean",
+    "loss": "train/loss",
+    "fps": "time/fps",
+    "lag": "async/policy_lag_mean",
+    "staleness": "async/staleness_mean",
+}
+"""Metric of each column, by the column's name on the page."""
+OF_AN_INTERVAL = ("fps", "lag", "staleness")
+"""Columns over the time since the last report; meaningless if no step was taken in it."""
 
 Signature = tuple[Any, ...]
 
@@ -45,23 +64,23 @@ class FolderServer(HttpServer):
     """
 
     def __init__(self, folder: Path, *, host: str = "127.0.0.1", port: int = 0, token: str) -> None:
+        super().__init__(host=host, port=port, token=token)
         self._folder = folder
         self._known: dict[str, tuple[Signature, KeptRun]] = {}
         self._facts: dict[str, tuple[KeptRun, dict[str, Any]]] = {}
         self._curves: dict[str, tuple[KeptRun, dict[str, Any]]] = {}
         self._turn = asyncio.Lock()
-        super().__init__(self._paths, host=host, port=port, token=token)
 
-    def _paths(self, app: web.Application) -> None:
-        for path, handler in (
-            ("/", self._page),
-            ("/runs", self._runs),
-            ("/curves", self._chosen_curves),
-            ("/options", self._options),
-            ("/healthz", self._healthz),
-        ):
-            app.router.add_get(path, handler)
-        app.router.add_post("/open", self._open)
+    def routes(self) -> list[web.RouteDef]:
+        """See `HttpServer.routes`."""
+        return [
+            web.get("/", self._page),
+            web.get("/runs", self._runs),
+            web.get("/curves", self._chosen_curves),
+            web.get("/options", self._options),
+            web.get("/healthz", self._healthz),
+            web.post("/open", self._open),
+        ]
 
     async def _page(self, request: web.Request) -> web.Response:
         return page_response(FOLDER_PAGE)
@@ -81,7 +100,6 @@ class FolderServer(HttpServer):
         return _json(await self._off_loop(lambda: self._run(name).options))
 
     async def _open(self, request: web.Request) -> web.Response:
-        await read_body(request)
         name = request.query.get("run", "")
         return _json(await self._off_loop(lambda: {"url": _live_page(self._run(name))}))
 
@@ -120,7 +138,7 @@ class FolderServer(HttpServer):
         if name not in self._known:
             self._list()
         if name not in self._known:
-            raise Refusal(404, f"there is no run {name!r} in {self._folder}")
+            raise web.HTTPNotFound(text=f"there is no run {name!r} in {self._folder}")
         return self._known[name][1]
 
     def _facts_of(self, name: str, run: KeptRun) -> dict[str, Any]:
@@ -155,6 +173,52 @@ def _facts(name: str, run: KeptRun) -> dict[str, Any]:
     }
 
 
+def curves(run: KeptRun) -> dict[str, Any]:
+    """Columns `steps`, `seconds` and `COLUMNS` of equal lengths; `evaluations` as `[steps, seconds, return]`.
+
+    Reads the run's file and blocks meanwhile.
+    """
+    steps: list[int] = []
+    seconds: list[float] = []
+    columns: dict[str, list[float | None]] = {name: [] for name in COLUMNS}
+    evaluations: list[tuple[int, float]] = []
+    for entry in run.lines():
+        if (mean := number(entry.get(EVALUATION))) is not None:
+            evaluations.append((integer(entry.get("eval/total_timesteps")) or 0, mean))
+        at, elapsed = integer(entry.get(STEPS)), number(entry.get("time/time_elapsed"))
+        if at is None or elapsed is None:
+            continue
+        no_steps = bool(steps) and at == steps[-1]
+        steps.append(at)
+        seconds.append(float(elapsed))
+        for name, metric in COLUMNS.items():
+            columns[name].append(None if no_steps and name in OF_AN_INTERVAL else number(entry.get(metric)))
+    kept = _kept(len(steps))
+    return {
+        "steps": [steps[i] for i in kept],
+        "seconds": [seconds[i] for i in kept],
+        **{name: [column[i] for i in kept] for name, column in columns.items()},
+        "evaluations": [[at, _seconds_at(at, steps, seconds), mean] for at, mean in evaluations],
+    }
+
+
+def _kept(count: int) -> list[int]:
+    """Indices of at most `MOST_POINTS` moments, the last one included."""
+    stride = -(-count // MOST_POINTS) or 1
+    return sorted({*range(0, count, stride), *([count - 1] if count else [])})
+
+
+def _seconds_at(at: int, steps: list[int], seconds: list[float]) -> float:
+    """Time at which training had taken `at` steps, interpolated between two reports."""
+    i = bisect_left(steps, at)
+    if not steps or i == len(steps):
+        return seconds[-1] if seconds else 0.0
+    if i == 0 or steps[i] == steps[i - 1]:
+        return seconds[i]
+    share = (at - steps[i - 1]) / (steps[i] - steps[i - 1])
+    return seconds[i - 1] + share * (seconds[i] - seconds[i - 1])
+
+
 def _stamp(path: Path) -> tuple[int, int] | None:
     try:
         status = path.stat()
@@ -164,14 +228,14 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _live_page(run: KeptRun) -> str:
-    """Address of a live run's page with its token. Raises Refusal 404 if the run serves none."""
+    """Address of a live run's page with its token. Raises `HTTPNotFound` if the run serves none."""
     try:
         held = msgspec.json.decode(read_text(run.path / "http.json"), type=dict[str, Any])
         url, token = str(held["url"]), str(held["token"])
     except (OSError, UnicodeDecodeError, msgspec.DecodeError, KeyError, RecursionError):
-        raise Refusal(404, "this run serves no page") from None
+        raise web.HTTPNotFound(text="this run serves no page") from None
     if not url.startswith(("http://127.0.0.1:", "http://[::1]:", "http://localhost:")):
-        raise Refusal(404, "this run's page is not on this machine")
+        raise web.HTTPNotFound(text="this run's page is not on this machine")
     return f"{url}/#token={token}"
 
 

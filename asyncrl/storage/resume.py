@@ -1,6 +1,6 @@
 """Resumption of a run: its options, checked changes of them, and the checkpoint to resume from.
 
-`run_state.py` describes the content of a checkpoint, and how much continues exactly.
+`run/saving.py` describes the content of a checkpoint, and how much continues exactly.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.algorithms import ALGORITHMS
-from asyncrl.config import TrainerConfig
+from asyncrl.config import EPISODE_WINDOW, TrainerConfig
 from asyncrl.errors import CheckpointError, ConfigurationError
-from asyncrl.learning.segment_balance import is_exact
 from asyncrl.options import near_miss, option_help, parse_count
 from asyncrl.printable import error_text
 from asyncrl.protocols import Algorithm
@@ -36,7 +35,7 @@ class Resumption:
         path: the checkpoint file.
         meta: its header.
         core: state of network and optimiser.
-        run: state of everything else; see `run_state.py`.
+        run: state of everything else; see `run/saving.py`.
         rows: arrays of its replay file, or None if the rings begin empty.
         states: states of the actors, or None if they begin new episodes.
         best: evaluations and weights of the best checkpoint, which may be newer than this one; empty without one.
@@ -206,16 +205,22 @@ def prepare_resumption(
         raise damage
     refuse_if_used_up(config, done, meta.train_seconds)
     resumption = _resumption(path, (state, meta), config, algorithm, restore_episodes)
-    if _target_reached(config, state["run"]["evaluations"]):
-        if total is None:
-            raise ConfigurationError(
-                f"the run has reached its target_return, {config.target_return:g}",
-                facts={"run": run},
-                fix="give total_steps='+100k', on the command line --steps +100k, or a higher target_return",
-            )
-        note = f"target_return {config.target_return:g} was reached and no longer ends the run"
-        config = dataclasses.replace(config, target_return=None)
-        resumption = dataclasses.replace(resumption, notes=(*resumption.notes, note))
+    for name, reached in (
+        ("target_return", _target_reached(config, saved["evaluations"])),
+        ("target_training_return", _training_target_reached(config, saved)),
+    ):
+        if reached:
+            target = f"{getattr(config, name):g}"
+            if total is None:
+                raise ConfigurationError(
+                    f"the run has reached its {name}, {target}",
+                    facts={"run": run},
+                    fix=f"give total_steps='+100k', on the command line --steps +100k, or a higher {name}",
+                )
+            note = f"{name} {target} was reached and no longer ends the run"
+            dropped: dict[str, Any] = {name: None}
+            config = dataclasses.replace(config, **dropped)
+            resumption = dataclasses.replace(resumption, notes=(*resumption.notes, note))
     return config, algorithm, resumption
 
 
@@ -241,6 +246,16 @@ def _target_reached(config: TrainerConfig, evaluations: Mapping[str, NDArray[Any
     return bool((np.asarray(evaluations["return_mean"])[long_enough] >= config.target_return).any())
 
 
+def _training_target_reached(config: TrainerConfig, run: Mapping[str, Any]) -> bool:
+    """Whether the window of training episodes has reached the target, so that the run would end at once."""
+    try:
+        returns = run["episodes"]["returns"].tolist()
+    except (AttributeError, LookupError, TypeError):  # damaged; refused when the run is built
+        return False
+    target = config.target_training_return
+    return target is not None and len(returns) == EPISODE_WINDOW and sum(returns) / len(returns) >= target
+
+
 def _of_others(run: Mapping[str, Any], name: str) -> int:
     return int(sum(run.get("groups", {}).get(name, ())))
 
@@ -262,7 +277,7 @@ def _resumption(
     rows, states, why = None, None, str(run.get("why", ""))
     name = run.get("rows")
     actors = int(run["rings"]["num_actors"])
-    if actors != config.actors and is_exact(algorithm):
+    if actors != config.actors and algorithm.exact:
         raise refused_change("num_actors", actors, config.actors, FIXED_IN_LOCKSTEP["num_actors"])
     if name is not None and actors != config.actors:
         why = f"num_actors was {actors}"

@@ -10,7 +10,6 @@ from typing import Any
 
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import ConfigurationError
-from asyncrl.learning.segment_balance import is_exact
 from asyncrl.options import option_values
 from asyncrl.protocols import Algorithm
 
@@ -53,7 +52,7 @@ FIXED = {
 FIXED_IN_LOCKSTEP = dict.fromkeys(
     ("num_actors", "inference", "torch_threads"), "in lockstep every number depends on it"
 )
-"""Further options that may not change if the discipline is exact (see `is_exact`), with the reason."""
+"""Further options that may not change if the discipline is exact (see `Algorithm.exact`), with the reason."""
 
 
 def check_changes(
@@ -64,7 +63,7 @@ def check_changes(
     Raises:
         ConfigurationError: an option may not change; the text names it, both values and the reason (ASYNC017).
     """
-    fixed = FIXED | FIXED_IN_LOCKSTEP if is_exact(algorithm) else FIXED
+    fixed = FIXED | FIXED_IN_LOCKSTEP if algorithm.exact else FIXED
     before = {**option_values(algorithm), **option_values(config)}
     after = {**option_values(new_algorithm), **option_values(new_config)}
     for name, reason in fixed.items():

@@ -31,7 +31,6 @@ class RunOptions(TypedDict, total=False):
     target_return: float | None
     target_training_return: float | None
     eval_interval_steps: int | None
-    eval_interval_seconds: float | None
     eval_episodes: int
     target_eval_episodes: int
     eval_max_episode_steps: int | None

@@ -16,11 +16,10 @@ import threading
 from pathlib import Path
 
 from asyncrl.errors import AsyncRLError, GroupLost, StoppedWhileStarting
-from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.switching import own_process
 from asyncrl.show.metrics import Snapshot
-from asyncrl.trainer.rank_messages import JOB, SOCKET, Channel, Job, sendable
-from asyncrl.trainer.run_thread import RunThread
+from asyncrl.trainer.ranks import JOB, SOCKET, Channel, Job, sendable
+from asyncrl.trainer.trainer import Trainer
 
 _PR_SET_PDEATHSIG = 1
 
@@ -39,19 +38,18 @@ def main(directory: Path) -> int:
     with (directory / JOB).open("rb") as file:
         sys.path[:] = pickle.load(file)  # the launcher's, on which the environment's module may be
         job: Job = pickle.load(file)
-    run = RunThread(job.algorithm, job.source, None, None)
-    run.resumed = job.resumed
+    trainer = Trainer._of_source(job.config, job.algorithm, job.source, resumed=job.resumed)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: run.stop("interrupted"))
-    threading.Thread(target=_obey, args=(launcher, run), name="asyncrl-launcher", daemon=True).start()
+        signal.signal(number, lambda *_: trainer.stop("interrupted"))
+    threading.Thread(target=_obey, args=(launcher, trainer), name="asyncrl-launcher", daemon=True).start()
     if rank == 0:
-        _tell(run, launcher)
-    run.start(job.config, Callbacks(None, (_Relay(launcher),) if rank == 0 else ()))
-    error = _ended(run)
+        _tell(trainer, launcher)
+    trainer._start(callbacks=(_Relay(launcher),) if rank == 0 else ())
+    error = _ended(trainer)
     if rank == 0 or error is not None:
-        outcome = run.coordinator.outcome if run.coordinator is not None and rank == 0 else None
+        result = trainer.result if rank == 0 else None
         with contextlib.suppress(OSError):
-            launcher.send("outcome", rank, outcome, sendable(error))
+            launcher.send("result", rank, result, sendable(error))
     launcher.close()
     if error is None or isinstance(error, StoppedWhileStarting | GroupLost):
         return 0  # otherwise the agent would restart this rank; the launcher already has the error
@@ -69,40 +67,39 @@ class _Relay:
     def __init__(self, launcher: Channel) -> None:
         self._launcher = launcher
 
-    def on_checkpoint(self, trainer: None, path: str) -> None:
+    def on_checkpoint(self, trainer: Trainer, path: str) -> None:
         """See `Callback`."""
         with contextlib.suppress(OSError):  # the launcher is gone, which ends the run
             self._launcher.send("checkpoint", path)
 
 
-def _ended(run: RunThread) -> BaseException | None:
+def _ended(trainer: Trainer) -> BaseException | None:
     """Wait for the end of the run; returns its error."""
     while True:
         with contextlib.suppress(TimeoutError):  # in short waits, so that signals are handled
-            return run.done.exception(timeout=0.2)
+            return trainer._done.exception(timeout=0.2)
 
 
-def _obey(launcher: Channel, run: RunThread) -> None:
+def _obey(launcher: Channel, trainer: Trainer) -> None:
     """Stop the run when the launcher sends `stop` or its connection ends."""
     while (message := launcher.receive()) is not None:
         if message[0] == "stop":
-            run.stop(message[1])
-    run.stop("interrupted")
+            trainer.stop(message[1])
+    trainer.stop("interrupted")
 
 
-def _tell(run: RunThread, launcher: Channel) -> None:
+def _tell(trainer: Trainer, launcher: Channel) -> None:
     """Send every snapshot, and the page's address before the first one that has it."""
     told: list[str] = []
 
     def send(snapshot: Snapshot) -> None:
-        coordinator = run.coordinator
         with contextlib.suppress(OSError):
-            if not told and coordinator is not None and coordinator.url is not None:
-                told.append(coordinator.url)
-                launcher.send("url", coordinator.url, coordinator.page_url)
+            if not told and trainer.url is not None:
+                told.append(trainer.url)
+                launcher.send("url", trainer.url, trainer.page_url)
             launcher.send("snapshot", snapshot)
 
-    run.listeners.append(send)
+    trainer._listeners.append(send)
 
 
 if __name__ == "__main__":

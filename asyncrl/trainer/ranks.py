@@ -1,8 +1,16 @@
-"""Launcher of a run of several groups on this machine; it replaces `Coordinator` in the process that starts them.
+"""Launcher of a run of several groups on this machine; it replaces `Run` in the process that starts them.
 
 launcher (this process) ── torch's elastic agent ── rank 0, rank 1, ...   each a whole run (`rank.py`)
-snapshots, outcome  <── a socket ──  rank 0
+snapshots, result   <── a socket ──  rank 0
 stop                ── the sockets ──>  every rank
+
+Messages are frames (`actors/frames.py`) over a Unix socket:
+
+    rank -> launcher    ("hello", rank, pid), ("url", url, page_url), ("snapshot", Snapshot), ("checkpoint", path),
+                        ("result", rank, TrainResult or None, error or None)
+    launcher -> rank    ("stop", reason)
+
+The socket is in a directory that only this user can enter, so both sides may unpickle what they receive.
 """
 
 from __future__ import annotations
@@ -17,25 +25,30 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.frames import receive_frame, send_frame
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import GroupLost, ResourceError, StoppedWhileStarting
+from asyncrl.errors import AsyncRLError, GroupLost, ResourceError, StoppedWhileStarting
+from asyncrl.printable import describe_error
 from asyncrl.protocols import Algorithm
-from asyncrl.run.alone import Alone
 from asyncrl.run.callbacks import Callbacks
-from asyncrl.run.grouped import Group
 from asyncrl.show.metrics import Snapshot
-from asyncrl.trainer.rank_messages import JOB, SOCKET, Channel, Job, Message
+from asyncrl.storage.resume import Resumption
 
 if TYPE_CHECKING:
     from asyncrl.groups.launch import Failure, Launch
-    from asyncrl.run.ending import Outcome
+    from asyncrl.run.result import TrainResult
+
+SOCKET, JOB = "ranks.sock", "job.pkl"
+"""Files of the launcher's directory."""
+
+Message = tuple[Any, ...]
 
 END_SECONDS = 15.0
 """Time limit for the other ranks to end after rank 0, before they are killed."""
@@ -48,19 +61,70 @@ MOST_PATH_BYTES = 64
 """Longest temporary folder (`TMPDIR`) for the ranks' socket, whose whole path may have about 100 bytes; else `/tmp`."""
 
 
+@dataclass(frozen=True)
+class Job:
+    """Job of a rank: all options of the run, the environment, and the checkpoint to resume from."""
+
+    config: TrainerConfig
+    algorithm: Algorithm
+    source: Any
+    resumed: Any = None
+
+
+class Channel:
+    """One end of a connection; `send` from any thread, `receive` from one.
+
+    Args:
+        connection: a stream socket, which this object owns.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket, self._lock = connection, threading.Lock()
+
+    def send(self, *message: Any) -> None:
+        """Send a message; functions in it may be lambdas. Raises OSError if the other end is closed."""
+        with self._lock:
+            send_frame(self._socket, message, pickled=_pickled)
+
+    def receive(self) -> Message | None:
+        """Wait for the next message; None if the connection has ended."""
+        received = receive_frame(self._socket)
+        return None if received is None else received[0]
+
+    def close(self) -> None:
+        """Close the connection; a waiting `receive` returns None."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def _pickled(message: Message) -> bytes:
+    try:
+        return pickle.dumps(message)
+    except Exception:  # a policy holds its algorithm's functions and its network's factory
+        return pack_policy(message)
+
+
+def sendable(error: BaseException | None) -> BaseException | None:
+    """Return `error`, or an `AsyncRLError` with its text if it cannot be pickled."""
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:
+        return AsyncRLError(describe_error(error)) if error is not None else None
+
+
 class Ranks:
-    """One run of several groups; made and used on the run's event-loop thread, like `Coordinator`.
+    """One run of several groups; made and used on the run's event-loop thread, like `Run`.
 
     Args:
         config, algorithm, source: options and environment of the whole run.
-        server: a fork server, which the ranks do not need; it is closed.
         on_snapshot: called on the loop thread with every snapshot of rank 0.
-        started: not used; every rank measures its own start-up time.
-        callbacks: the user's callbacks, called on the launcher's loop at the messages of rank 0.
-        group: the whole run, with the checkpoint to resume from.
+        resumed: the checkpoint to resume from, or None.
+        trainer, callbacks: see `Run`; the callbacks are called on the launcher's loop at the messages of rank 0.
 
     Attributes:
-        url, page_url, outcome: see `Coordinator`; those of rank 0.
+        url, page_url, result, callbacks: see `Run`; those of rank 0.
     """
 
     def __init__(
@@ -68,19 +132,17 @@ class Ranks:
         config: TrainerConfig,
         algorithm: Algorithm,
         source: EnvSource,
-        server: ForkServer,
         on_snapshot: Callable[[Snapshot], None],
-        started: float | None = None,
-        callbacks: Callbacks | None = None,
-        group: Group | Alone | None = None,
+        resumed: Resumption | None = None,
+        trainer: Any = None,
+        callbacks: Sequence[Any] = (),
     ) -> None:
         self.url: str | None = None
         self.page_url: str | None = None
-        self.outcome: Outcome | None = None
-        resumed = group.resumed if group is not None else None
+        self.result: TrainResult | None = None
+        self.callbacks = Callbacks(trainer, callbacks, self.stop, lambda error: self.stop("stopped"))
         self._config, self._job = config, Job(config, algorithm, source, resumed)
-        self._on_snapshot, self._callbacks = on_snapshot, callbacks or Callbacks(None)
-        self._callbacks.attach(self.stop, lambda error: self.stop("stopped"))
+        self._on_snapshot = on_snapshot
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[list[Failure]] = self._loop.create_future()
         self._channels: dict[int, Channel] = {}
@@ -90,7 +152,6 @@ class Ranks:
         self._evaluations = 0 if resumed is None else len(resumed.run["evaluations"]["return_mean"])
         self._hearing: list[threading.Thread] = []
         self._accepting = threading.Lock()
-        server.close()
 
     def stop(self, reason: str = "stopped") -> None:
         """End the run in the normal order; the first reason counts. Loop thread only."""
@@ -108,7 +169,7 @@ class Ranks:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
-    async def run(self) -> Outcome:
+    async def run(self) -> TrainResult:
         """Start the ranks, relay their messages and wait for their end. Raises the error that ended the run."""
         from asyncrl.groups.launch import Launch
 
@@ -133,9 +194,9 @@ class Ranks:
         error = self._error(failures)
         if error is not None:
             raise error
-        if self.outcome is None:
+        if self.result is None:
             raise StoppedWhileStarting("The run was stopped while its groups started; it leaves no policy.")
-        return self.outcome
+        return self.result
 
     async def _close(self, launch: Launch, listener: socket.socket) -> None:
         """End the remaining ranks, then close the connections."""
@@ -161,7 +222,7 @@ class Ranks:
         """
         from asyncrl.groups.launch import describe_failure
 
-        if self.outcome is not None and 0 not in self._errors:
+        if self.result is not None and 0 not in self._errors:
             return None
         known = [self._errors[rank] for rank in sorted(self._errors)]
         if known and (0 not in self._errors or isinstance(known[0], GroupLost | StoppedWhileStarting)):
@@ -218,30 +279,29 @@ class Ranks:
         elif kind == "snapshot":
             self._show(values[0])
         elif kind == "checkpoint":
-            self._callbacks.checkpoint(values[0])
-        elif kind == "outcome":
-            rank, outcome, error = values
+            self.callbacks.checkpoint(values[0])
+        elif kind == "result":
+            rank, result, error = values
             if error is not None:
                 self._errors[rank] = error
             if rank == 0:  # the run has ended, whatever the other ranks do
-                self.outcome = outcome
+                self.result = result
                 self.stop("stopped")
                 self._loop.call_later(END_SECONDS, self.kill)
             elif isinstance(error, GroupLost):  # rank 0 may be the lost one, and never report
                 self._loop.call_later(LOST_SECONDS, self.kill)
 
     def _show(self, snapshot: Snapshot) -> None:
-        if snapshot.state == "training" and not self._callbacks.started:
+        if snapshot.state == "training" and not self.callbacks.started:
             with contextlib.suppress(Exception):  # kept in `Callbacks.error` and raised at the end
-                self._callbacks.start()
+                self.callbacks.start()
         self._on_snapshot(snapshot)
         known, evaluations = self._evaluations, snapshot.evaluations
-        for evaluation in (
-            evaluations[known:] if known <= len(evaluations) else evaluations[-1:]
-        ):  # else thinned
-            self._callbacks.evaluation(evaluation)
+        thinned = known > len(evaluations)
+        for evaluation in evaluations[-1:] if thinned else evaluations[known:]:
+            self.callbacks.evaluation(evaluation)
         self._evaluations = len(evaluations) or known
-        self._callbacks.report(snapshot)
+        self.callbacks.report(snapshot)
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:

@@ -1,33 +1,67 @@
-"""The trainer: one object per run, used the same way in a script, a shell and a notebook cell."""
+"""The trainer: one object per run, used the same way in a script, a shell and a notebook cell.
+
+The event loop of a run is always in its own thread ("asyncrl-run"): a blocking notebook cell does not stop training, a
+caller's loop is never blocked, and scripts, asyncio and Jupyter use the same code.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
+import os
+import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_futures
 from pathlib import Path
-from typing import Any, Never, Unpack
+from typing import TYPE_CHECKING, Any, Never, Self, Unpack
 
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.changes import described
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import BlockingCallInLoop
+from asyncrl.errors import BlockingCallInLoop, StoppedWhileStarting
+from asyncrl.printable import describe_error
 from asyncrl.protocols import Algorithm
-from asyncrl.run.callbacks import Callbacks
+from asyncrl.run.callbacks import checked
+from asyncrl.run.result import TrainResult
+from asyncrl.run.switching import paused_collection
 from asyncrl.show.metrics import Snapshot
-from asyncrl.show.notebook import LiveCard, ShownByCard, live_card, running_cell
+from asyncrl.show.notebook import LiveCard, ShownByCard, interrupt_stops, live_card, running_cell
 from asyncrl.storage.config_file import options_by_table
 from asyncrl.trainer import running
 from asyncrl.trainer.arguments import RunOptions, algorithm_and_options, check_learn_arguments, require_steps
-from asyncrl.trainer.kernel_interrupt import interrupt_stops
-from asyncrl.trainer.resumable import Resumable
-from asyncrl.trainer.run_thread import RunThread, TrainResult
-from asyncrl.trainer.with_block import ClosedByWith
+
+if TYPE_CHECKING:
+    from asyncrl.run.run import Run
+    from asyncrl.storage.resume import Resumption
+    from asyncrl.trainer.ranks import Ranks
+
+try:
+    from uvloop import new_event_loop
+except ImportError:  # Windows, or a platform without a wheel
+    new_event_loop = asyncio.new_event_loop
+
+CLOSE_SECONDS = 10.0
+"""Time that a run has to end after a stop, before its processes are killed."""
+KILLED_SECONDS = 1.0
+"""Time that a run's thread is waited for after its processes were killed."""
+SERVED_SECONDS = 60.0
+"""Time for which `start` waits for the page's address; the start of the run continues afterwards."""
+SIGNAL_SECONDS = 0.25
+"""Longest time after which a waiting main thread runs the handler of a signal.
+
+The kernel may deliver a signal to another thread than the main one, which a wait without a limit then never interrupts,
+so that Python would not run the handler (on a busy machine 1 SIGHUP in 40).
+"""
+WORKER_SECONDS = 60.0
+"""Longest time that the end of a run waits for its loop's worker threads, which write files."""
 
 
-class Trainer(ClosedByWith, ShownByCard, Resumable):
+class Trainer(ShownByCard):
     """Trains one agent in one environment; one run per object.
 
         trainer = Trainer("CartPole-v1", DQN(learning_rate=1e-3), num_actors=2, seed=0)
@@ -44,6 +78,7 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
     Attributes:
         config: every option of the run except its algorithm's.
         algorithm: the algorithm's record.
+        result: the result, also of a run that failed after it had learned; None before the end, or without weights.
 
     Raises:
         TypeError: an option does not exist, or the algorithm is a class instead of a record.
@@ -64,10 +99,8 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
         source = EnvSource.from_user(env)
         record, given = algorithm_and_options(algorithm, source.name, dict(options))
         named = tuple(described(wrapper) for wrapper in wrappers)
-        self.config = TrainerConfig(env=source.name, algo=record.name, wrappers=named, **given)
-        self.algorithm = record
-        source = source.changed(self.config.env_kwargs, wrappers)
-        self._run = RunThread(record, source, server, None)
+        config = TrainerConfig(env=source.name, algo=record.name, wrappers=named, **given)
+        self._prepare(config, record, source.changed(config.env_kwargs, wrappers), server)
 
     @classmethod
     def from_config(
@@ -78,7 +111,7 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
         env: Any = None,
         server: ForkServer | None = None,
         started: float | None = None,
-    ) -> Trainer:
+    ) -> Self:
         """Make a trainer from two records.
 
         Args:
@@ -88,15 +121,90 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
             server: see `Trainer`.
             started: `time.monotonic()` at which wall and start-up time begin; None is the start of the run.
         """
-        trainer = cls.__new__(cls)
         if env is None and config.env_file is not None:
             source = EnvSource.from_file(config.env, Path(config.env_file))
         else:
             source = EnvSource.from_user(config.env if env is None else env)
             source = source.changed(config.env_kwargs, config.wrappers)
-        trainer.config, trainer.algorithm = config, algorithm
-        trainer._run = RunThread(algorithm, source, server, started)
+        return cls._of_source(config, algorithm, source, server=server, started=started)
+
+    @classmethod
+    def resume(
+        cls,
+        run: str | os.PathLike[str],
+        total_steps: int | str | None = None,
+        *,
+        checkpoint: str | int = "latest",
+        restore_episodes: bool = True,
+        server: ForkServer | None = None,
+        started: float | None = None,
+        **changes: Any,
+    ) -> Self:
+        """Make a trainer that resumes a run in its directory; `docs/resume.md` lists what continues exactly.
+
+        Args:
+            run: directory of the run.
+            total_steps: environment steps of the whole run; `"+100k"` adds that many; None leaves the number unchanged.
+            checkpoint: name of the checkpoint to resume from: `latest`, or a number of steps.
+            restore_episodes: whether to continue the unfinished episodes in the checkpoint.
+            server: see `Trainer`.
+            started: see `from_config`.
+            changes: options of the run or of its algorithm to change.
+
+        Raises:
+            ConfigurationError: there is no run, it has no steps left, or an option may not change (ASYNC017).
+            CheckpointError: the checkpoint is missing or damaged (ASYNC019).
+        """
+        # Imported here because it imports torch.
+        from asyncrl.storage.resume import prepare_resumption
+
+        steps: Any = total_steps
+        if not isinstance(steps, str | int | None):  # 2e5, or a NumPy integer
+            steps = str(steps)
+        config, algorithm, resumed = prepare_resumption(
+            Path(run).expanduser(), str(checkpoint), steps, changes, restore_episodes
+        )
+        trainer = cls.from_config(config, algorithm, server=server, started=started)
+        trainer._resumed = resumed
         return trainer
+
+    @classmethod
+    def _of_source(
+        cls,
+        config: TrainerConfig,
+        algorithm: Algorithm,
+        source: EnvSource,
+        *,
+        server: ForkServer | None = None,
+        started: float | None = None,
+        resumed: Resumption | None = None,
+    ) -> Self:
+        trainer = cls.__new__(cls)
+        trainer._prepare(config, algorithm, source, server, started, resumed)
+        return trainer
+
+    def _prepare(
+        self,
+        config: TrainerConfig,
+        algorithm: Algorithm,
+        source: EnvSource,
+        server: ForkServer | None,
+        started: float | None = None,
+        resumed: Resumption | None = None,
+    ) -> None:
+        self.config, self.algorithm = config, algorithm
+        self.result: TrainResult | None = None
+        self._source, self._server, self._started_at, self._resumed = source, server, started, resumed
+        self._done: Future[TrainResult] = Future()
+        self._thread: threading.Thread | None = None
+        self._run: Run | Ranks | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop_reason: str | None = None
+        self._lock = threading.RLock()  # a signal handler may call `stop` while this thread holds it
+        self._served = threading.Event()
+        self._awaited = True  # whether a caller waits for the result; otherwise an error is printed
+        self._snapshot: Snapshot | None = None
+        self._listeners: list[Callable[[Snapshot], None]] = []
 
     # --- running -----------------------------------------------------------------------------------------------------
 
@@ -136,9 +244,11 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
             )
         try:
             self._start(total_steps, max_seconds, target_return, callbacks, on_snapshot)
-            return self._run.wait()
+            while not wait_for_futures([self._done], SIGNAL_SECONDS).done:
+                pass
+            return self._done.result()
         except KeyboardInterrupt:
-            self._run.stop_or_kill()
+            self._stop_or_kill()
             raise
 
     async def run(
@@ -165,9 +275,9 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
             return await self.wait()
         finally:
             shower.cancel()
-            if self._run.snapshot is not None:
+            if self._snapshot is not None:
                 with contextlib.suppress(Exception):  # the run has its result, whether or not it is shown
-                    card.show(self._run.snapshot)
+                    card.show(self._snapshot)
 
     def start(
         self,
@@ -190,65 +300,127 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
         check_learn_arguments("start", unknown)
         running.close_earlier_runs_of(running_cell())
         self._start(total_steps, max_seconds, target_return, callbacks)
-        self._run.wait_until_served()
+        try:
+            end = time.monotonic() + SERVED_SECONDS
+            while not self._served.wait(SIGNAL_SECONDS) and time.monotonic() < end:
+                pass
+        except KeyboardInterrupt:
+            self.stop("interrupted")
+            raise
+        with self._lock:
+            if not self._done.done():
+                self._awaited = False
+                return
+        self._done.result()
 
     def _start(
         self,
-        total_steps: int | None,
-        max_seconds: float | None,
-        target_return: float | None,
-        callbacks: Sequence[Any],
+        total_steps: int | None = None,
+        max_seconds: float | None = None,
+        target_return: float | None = None,
+        callbacks: Sequence[Any] = (),
         on_snapshot: Callable[[Snapshot], None] | None = None,
     ) -> None:
         given = {"total_steps": total_steps, "max_seconds": max_seconds, "target_return": target_return}
         rules: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         config = dataclasses.replace(self.config, **rules)
-        require_steps(self.algorithm, config, self._run.resumed)
-        called = Callbacks(self, callbacks)
-        if not self._run.started:
+        require_steps(self.algorithm, config, self._resumed)
+        called = checked(callbacks)
+        with self._lock:
+            if self._thread is not None:
+                raise RuntimeError("this trainer has run already; make a new Trainer")
+            running.refuse_at_exit()
             self.config = config
-        self._run.start(config, called, on_snapshot)
-        running.add(self, running_cell())
-        self._run.done.add_done_callback(lambda _: running.remove(self))
+            if self._server is None:
+                self._server = ForkServer()
+                self._server.start()
+            if on_snapshot is not None:
+                self._listeners.append(on_snapshot)
+            running.add(self, running_cell())
+            self._thread = threading.Thread(
+                target=self._run_in_thread, args=(called,), name="asyncrl-run", daemon=True
+            )
+            self._thread.start()
 
     async def wait(self) -> TrainResult:
         """Wait for the result of a started run. Raises the error that ended it.
 
         A notebook's Interrupt ends the run and returns its result.
         """
-        if not self._run.started:
+        if self._thread is None:
             raise RuntimeError("the run was not started; call trainer.start() first")
-        self._run.awaited = True
+        self._awaited = True
         try:
             with interrupt_stops(lambda: self.stop("interrupted")):
-                return await asyncio.shield(asyncio.wrap_future(self._run.done))
+                return await asyncio.shield(asyncio.wrap_future(self._done))
         except asyncio.CancelledError:
-            await asyncio.to_thread(self._run.stop_or_kill)
+            await asyncio.to_thread(self._stop_or_kill)
             raise
 
     def stop(self, reason: str = "stopped") -> None:
         """End the run in the normal order; any thread. Returns at once. The first reason counts."""
-        self._run.stop(reason)
+        with self._lock:
+            self._stop_reason = self._stop_reason or reason
+            run, loop = self._run, self._loop
+        if run is not None and loop is not None:
+            with contextlib.suppress(RuntimeError):  # the run and its loop have just ended
+                loop.call_soon_threadsafe(run.stop, reason)
 
     def kill(self) -> None:
         """Kill every process of the run at once; any thread, also a signal handler."""
-        self._run.kill()
+        if self._server is not None:
+            self._server.kill()
+        if self._run is not None:
+            self._run.kill()
 
     def close(self) -> None:
-        """Stop the run and wait until it has ended; idempotent."""
-        self._run.close()
+        """Stop the run and wait until it has ended; kill it after `CLOSE_SECONDS`. Idempotent."""
+        if threading.current_thread() is self._thread:  # a callback cannot wait for its own run
+            self.stop("interrupted")
+        elif self._thread is None:
+            running.remove(self)
+            if self._server is not None:
+                self._server.close()
+        elif self._thread.is_alive():
+            # Its own reason: a run that was stopped while it is built ends with a policy, see `Run`.
+            self._stop_or_kill(self._stop_reason or "interrupted")
+            running.remove(self)
+
+    def _stop_or_kill(self, reason: str = "interrupted") -> None:
+        """Stop and wait; kill after `CLOSE_SECONDS`, or at a second interrupt."""
+        if self._thread is None:  # interrupted while it started
+            return self.close()
+        try:
+            self.stop(reason)
+            self._thread.join(CLOSE_SECONDS)
+        finally:
+            if self._thread.is_alive():
+                self.kill()
+                self._thread.join(KILLED_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        await asyncio.to_thread(self.close)
 
     # --- watching ----------------------------------------------------------------------------------------------------
 
     @property
     def url(self) -> str | None:
         """Address of the live page, None before it is served or with `http="off"`."""
-        return self._run.coordinator.url if self._run.coordinator is not None else None
+        return self._run.url if self._run is not None else None
 
     @property
     def page_url(self) -> str | None:
         """`url` with the run's token in its fragment, which the page's Stop and Checkpoint buttons need."""
-        return self._run.coordinator.page_url if self._run.coordinator is not None else None
+        return self._run.page_url if self._run is not None else None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -259,33 +431,144 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
     @property
     def done(self) -> bool:
         """Whether the run has ended."""
-        return self._run.done.done()
+        return self._done.done()
 
     @property
-    def result(self) -> TrainResult | None:
-        """The result, also of a run that failed after it had learned; None before the end, or without weights."""
-        return self._run.result
+    def resumed_from(self) -> tuple[str, ...]:
+        """Lines about the checkpoint of a resumed run and about what does not continue exactly; empty for a new run."""
+        return () if self._resumed is None else self._resumed.lines()
 
     def snapshot(self) -> Snapshot | None:
         """The newest snapshot, None before the first."""
-        return self._run.snapshot
+        return self._snapshot
 
     def _show_in(self, card: LiveCard) -> None:
         """Redraw `card` with every new snapshot."""
-        self._run.listeners.append(card.follow)
+        self._listeners.append(card.follow)
 
     async def stream(self, interval_seconds: float = 1.0) -> AsyncIterator[Snapshot]:
         """Yield snapshots during the run, at most one per interval, and the last one."""
         shown = None
         while not self.done:
-            if self._run.snapshot is not None and self._run.snapshot is not shown:
-                shown = self._run.snapshot
+            if self._snapshot is not None and self._snapshot is not shown:
+                shown = self._snapshot
                 yield shown
             with contextlib.suppress(TimeoutError, Exception):
                 async with asyncio.timeout(interval_seconds):
-                    await asyncio.shield(asyncio.wrap_future(self._run.done))
-        if self._run.snapshot is not None and self._run.snapshot is not shown:
-            yield self._run.snapshot
+                    await asyncio.shield(asyncio.wrap_future(self._done))
+        if self._snapshot is not None and self._snapshot is not shown:
+            yield self._snapshot
+
+    # --- on the run's thread -----------------------------------------------------------------------------------------
+
+    def _run_in_thread(self, callbacks: tuple[Any, ...]) -> None:
+        result: TrainResult | None = None
+        error: BaseException | None = None
+        try:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                runner.get_loop().set_default_executor(_Workers(thread_name_prefix="asyncio"))
+                result = runner.run(self._train(callbacks))
+        except BaseException as raised:
+            error = raised
+        running.remove(self)
+        with self._lock:
+            if result is not None:
+                self._done.set_result(result)
+            else:
+                self._done.set_exception(error)
+            if error is not None and not self._awaited:
+                self._print_failure(error)
+        self._served.set()
+
+    async def _train(self, callbacks: tuple[Any, ...]) -> TrainResult:
+        assert self._server is not None
+        try:
+            run = await self._make_run(self._server, callbacks)
+        except BaseException:
+            self._server.close()
+            raise
+        with self._lock:
+            self._run, self._loop = run, asyncio.get_running_loop()
+            reason = self._stop_reason
+        if reason is not None:
+            run.stop(reason)
+        try:
+            result = await run.run()
+        finally:
+            self.result = run.result
+            run.callbacks.end(self.result)
+        if run.callbacks.error is not None:
+            raise run.callbacks.error
+        return result
+
+    async def _make_run(self, server: ForkServer, callbacks: tuple[Any, ...]) -> Run | Ranks:
+        """Make the run: of this process, as one of several groups under torchrun, or of the processes of its groups.
+
+        Raises:
+            ConfigurationError: the run directory cannot be used, or the groups' options do not match.
+            GroupLost: a group did not join.
+            StoppedWhileStarting: `stop` was called meanwhile.
+        """
+        # Imported here because it imports torch, which then loads in parallel with the fork server, and is not loaded
+        # by an actor whose environment's module imports Trainer.
+        with paused_collection():
+            from asyncrl.run.grouped import Group, own_place
+            from asyncrl.run.run import Run
+            from asyncrl.trainer.ranks import Ranks
+
+        config, algorithm, resumed = self.config, self.algorithm, self._resumed
+        place, group = own_place(config), None
+        if place is None and config.groups > 1 and "RANK" not in os.environ:
+            server.close()  # the ranks start their own
+            return Ranks(config, algorithm, self._source, self._receive, resumed, self, callbacks)
+        if place is not None:
+            group = await Group.join(place, config, algorithm, resumed, lambda: self._stop_reason is not None)
+        try:
+            return Run(
+                config,
+                algorithm,
+                self._source,
+                server,
+                self._receive,
+                group=group,
+                resumed=resumed,
+                started=self._started_at,
+                trainer=self,
+                callbacks=callbacks,
+            )
+        except BaseException as error:
+            if group is not None:
+                group.tell_failure(error)  # the other groups would wait for this one
+            raise
+
+    def _receive(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        if snapshot.error is None:  # else the run ends now, and `start` raises its error
+            self._served.set()
+        for listener in self._listeners:
+            listener(snapshot)
+
+    def _print_failure(self, error: BaseException) -> None:
+        """Print the error that ended a background run."""
+        if isinstance(error, StoppedWhileStarting):
+            return
+        text = (
+            f"asyncrl: the run of {self.config.algo} in {self.config.env} has failed\n{describe_error(error)}"
+        )
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
+
+
+class _Workers(ThreadPoolExecutor):
+    """Worker threads of a run's loop; `shutdown` leaves one that a disk holds behind after `WORKER_SECONDS`."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """See `Executor`."""
+        super().shutdown(wait=False, cancel_futures=cancel_futures)
+        if wait:
+            waiting = threading.Thread(target=super().shutdown, name="end-workers", daemon=True)
+            waiting.start()
+            waiting.join(WORKER_SECONDS)
 
 
 def train(env: Any, algorithm: Algorithm | str = "dqn", **options: Unpack[RunOptions]) -> TrainResult:

@@ -22,8 +22,7 @@ from asyncrl.envs.catch import Catch
 from asyncrl.envs.checks import spec_of
 from asyncrl.errors import EnvironmentRaised, NonFiniteStep
 from asyncrl.interfaces import RESET
-from asyncrl.learning.inference_server import InferenceServer
-from asyncrl.run.inference import request_layout
+from asyncrl.learning.inference_server import InferenceServer, request_layout
 from asyncrl.shm import Doorbell, RingLayout, RingReader, RingWriter, Segment, WeightMailbox
 from asyncrl.shm.requests import ActorRequests, RequestLayout, ServerRequests
 

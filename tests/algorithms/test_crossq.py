@@ -179,5 +179,5 @@ def test_adam_forgets_its_first_moment_at_the_rate_of_beta1(policy_delay: int) -
     expected = 0.25 * gradients[0] + 0.5 * gradients[1]
     torch.testing.assert_close(first[-expected.numel() :], expected)
     assert CrossQ().adam_beta1 == 0.5
-    with pytest.raises(ValueError, match="adam_beta1 must be below 1"):
+    with pytest.raises(ValueError, match="adam_beta1 must be at least 0 and below 1"):
         CrossQ(adam_beta1=1.0)

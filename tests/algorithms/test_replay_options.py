@@ -30,10 +30,13 @@ def test_lockstep_needs_samples_per_insert(name: str) -> None:
         ({"publish_interval": 0}, "publish_interval must be at least 1, got 0"),
         ({"publish_interval": "often"}, "publish_interval"),
         ({"discipline": "synchronous"}, "discipline"),
-        ({"samples_per_insert": float("inf")}, "samples_per_insert must be finite or none, got inf"),
+        (
+            {"samples_per_insert": float("inf")},
+            "samples_per_insert must be greater than 0 and finite, got inf",
+        ),
         (
             {"samples_per_insert_error": float("inf")},
-            "samples_per_insert_error must be finite or none, got inf",
+            "samples_per_insert_error must be greater than 0 and finite, got inf",
         ),
         (
             {"replay_device": "cuda", "normalize_observations": True},

@@ -253,13 +253,13 @@ def test_update_never_looks_at_a_value(record: type, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"exploration_theta": 0.0}, "exploration_theta must be greater than 0, got 0.0"),
-        ({"exploration_theta": 1.5}, "exploration_theta must be from 0 to 1, got 1.5"),
-        ({"exploration_scale": float("inf")}, "exploration_scale must be finite, got inf"),
-        ({"exploration_scale": -0.1}, "exploration_scale must be at least 0, got -0.1"),
+        ({"exploration_theta": 0.0}, "exploration_theta must be greater than 0 and at most 1, got 0.0"),
+        ({"exploration_theta": 1.5}, "exploration_theta must be greater than 0 and at most 1, got 1.5"),
+        ({"exploration_scale": float("inf")}, "exploration_scale must be at least 0 and finite, got inf"),
+        ({"exploration_scale": -0.1}, "exploration_scale must be at least 0 and finite, got -0.1"),
         (
             {"exploration_scale": 0.0, "exploration_scale_last": 0.1},
-            "exploration_scale must be greater than 0, got 0.0",
+            "exploration_scale must be greater than 0 where exploration_scale_last is given, got 0.0",
         ),
         ({"num_critics": 0}, "num_critics must be at least 1, got 0"),
         ({"target_noise": -1.0}, "target_noise must be at least 0, got -1.0"),

@@ -24,8 +24,7 @@ from asyncrl import errors
 from asyncrl.algorithms.dqn import DQN
 from asyncrl.cli import training
 from asyncrl.cli.eval import EvalOptions
-from asyncrl.cli.main import main
-from asyncrl.cli.table import COMMANDS
+from asyncrl.cli.main import COMMANDS, main
 from asyncrl.cli.train import parse as parse_train
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kept_runs import write_run
 
-from asyncrl.cli.table import COMMANDS
+from asyncrl.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")

@@ -16,8 +16,7 @@ from waiting import PATIENCE_SECONDS
 from asyncrl import DQN, errors, load
 from asyncrl.cli import enjoy
 from asyncrl.cli.enjoy import EnjoyOptions
-from asyncrl.cli.main import main
-from asyncrl.cli.table import COMMANDS
+from asyncrl.cli.main import COMMANDS, main
 from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.options import option_values

@@ -12,8 +12,7 @@ from waiting import PATIENCE_SECONDS
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.cli.flags import UNLISTED, first_clause, metavar
-from asyncrl.cli.main import main
-from asyncrl.cli.table import COMMANDS
+from asyncrl.cli.main import COMMANDS, main
 from asyncrl.cli.train_flags import SECTIONS, WITHOUT_HELP, sections
 from asyncrl.config import TrainerConfig
 from asyncrl.options import Option, option_help
@@ -86,7 +85,7 @@ def test_placeholders_of_values() -> None:
     assert [metavar(options[name]) for name in ("seed", "device", "http", "run_dir", "max_seconds")] == [
         *("N", "auto|cpu|cuda", "N|auto|off", "TEXT", "X")
     ]
-    assert metavar(Option("sizes", tuple[int, ...], (), "")) == "N,N"
+    assert metavar(Option("sizes", tuple[int, ...], (), "", "")) == "N,N"
 
 
 def test_the_list_of_commands_names_each(capsys: pytest.CaptureFixture[str]) -> None:

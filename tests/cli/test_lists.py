@@ -14,7 +14,7 @@ from waiting import PATIENCE_SECONDS
 
 from asyncrl.cli.main import main
 from asyncrl.cli.text_table import age, number, text_table
-from asyncrl.server.curves import curves as page_curves
+from asyncrl.server.folder import curves as page_curves
 from asyncrl.show.curves import curves as show_curves
 from asyncrl.show.kept_run import KeptRun, differing_options, find_runs, is_run
 from asyncrl.storage.run_directory import RunDirectory
@@ -109,6 +109,8 @@ def test_ls_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "best": 490.5,
         "final": 480.25,
         "age_seconds": 0,
+        "pid": None,
+        "url": None,
     }
 
 
@@ -157,6 +159,7 @@ def test_a_working_directory_that_was_deleted_is_said(
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     monkeypatch.delenv("ASYNCRL_RUNS", raising=False)
+    monkeypatch.setattr("asyncrl.cli.live_runs.live_runs", list)
     assert main(["ls"]) == 1
     assert "the working directory was deleted" in capsys.readouterr().err
 
@@ -165,8 +168,9 @@ def test_ls_of_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASYNCRL_RUNS", str(tmp_path))
+    monkeypatch.setattr("asyncrl.cli.live_runs.live_runs", list)
     assert main(["ls"]) == 0
-    assert capsys.readouterr().out == f"no run lies in {tmp_path}\n"
+    assert capsys.readouterr().out == f"there are no runs in {tmp_path}\n"
     assert main(["ls", str(tmp_path / "nowhere")]) == 1
     assert "there is no folder" in capsys.readouterr().err
 

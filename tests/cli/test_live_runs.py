@@ -1,4 +1,4 @@
-"""`asyncrl ps`, `stop` and `clean`: a run in another process, and leftovers of dead runs."""
+"""`asyncrl ls` of runs in progress, and `stop`: a run in another process."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from waiting import PATIENCE_SECONDS as SECONDS
 
 from asyncrl.cli import live_runs as live_run_module
 from asyncrl.cli.live_runs import LiveRun, live_runs
-from asyncrl.cli.main import main
+from asyncrl.cli.main import COMMANDS, main
 from asyncrl.show.kept_run import LOCK
-from asyncrl.storage.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,16 +67,19 @@ def test_a_run_is_listed_and_stopped(
     process, path = endless
     run = wait_for(process)
     assert run.run_dir == path and run.url is not None and run.token
-    assert main(["ps", "--json"]) == 0
+    assert main(["ls", "--json"]) == 0
     (row,) = (row for row in json.loads(capsys.readouterr().out) if row["pid"] == process.pid)
-    assert (row["env"], row["algo"], row["run_dir"]) == ("CartPole-v1", "dqn", str(path))
+    assert (row["env"], row["algo"], row["run"], row["state"]) == ("CartPole-v1", "dqn", str(path), "running")
     assert row["url"].startswith("http://127.0.0.1:") and row["steps"] > 0
-    assert main(["ps"]) == 0
+    assert main(["ls"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["pid", "env", "algo", "state", "steps", "run", "page"]
-    (line,) = (line.split() for line in lines if line.split()[0] == str(process.pid))
+    assert lines[0].split()[-2:] == ["age", "pid"]
+    line, page = (line.split() for line in lines if str(process.pid) in line.split())
     assert line[1:3] == ["CartPole-v1", "dqn"]
-    assert line[-1] == f"{run.url}/#token={run.token}"
+    assert main(["ls", str(path.parent), "--json"]) == 0
+    (own,) = json.loads(capsys.readouterr().out)
+    assert (own["run"], own["pid"], own["url"]) == (path.name, process.pid, row["url"])
+    assert page == ["page", "of", str(process.pid), f"{run.url}/#token={run.token}"]
 
     assert main(["stop", str(path)]) == 0
     assert capsys.readouterr().out == f"stopped {path}\n"
@@ -135,10 +137,10 @@ def test_the_time_to_wait_for_the_end_is_a_number(capsys: pytest.CaptureFixture[
         assert "argument --wait: " in capsys.readouterr().err
 
 
-def test_what_does_not_go_on_cannot_be_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_has_ended_cannot_be_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_run(tmp_path / "x", summary={})
     assert main(["stop", str(path)]) == 1
-    assert f"no run goes on in {path}" in capsys.readouterr().err
+    assert f"no run is in progress in {path}" in capsys.readouterr().err
 
 
 def test_the_address_of_a_page_is_whole_and_has_the_token_if_known(
@@ -152,10 +154,11 @@ def test_the_address_of_a_page_is_whole_and_has_the_token_if_known(
         LiveRun(3, None, None, "", {}),
     ]
     monkeypatch.setattr("asyncrl.cli.live_runs.live_runs", lambda: runs)
-    assert main(["ps"]) == 0
-    pages = [line.split()[-1] for line in capsys.readouterr().out.splitlines()]
-    assert pages == ["page", f"{url}/#token={token}", url, "none"]
-    assert main(["ps", "--json"]) == 0
+    assert main(["ls"]) == 0
+    rows, _, pages = capsys.readouterr().out.partition("\n\n")
+    assert [row.split()[-1] for row in rows.splitlines()] == ["pid", "1", "2", "3"]
+    assert pages.splitlines() == [f"page of 1  {url}/#token={token}", f"page of 2  {url}"]
+    assert main(["ls", "--json"]) == 0
     assert token not in capsys.readouterr().out
 
 
@@ -193,45 +196,12 @@ def test_pages_are_asked_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path:
     ]
 
 
-def test_ps_without_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "process_iter", lambda *_: iter(()))
-    assert main(["ps"]) == 0
-    assert capsys.readouterr().out == "no run goes on\n"
-    assert main(["ps", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == []
-
-
-def test_clean_removes_what_is_left_and_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    killed = write_run(tmp_path / "killed", lines=[{"time/total_timesteps": 900}])
-    empty = write_run(tmp_path / "empty", summary={"state": "failed"})
-    for name in ("http.json", ".summary.json.tmp", ".http.json.99", "checkpoints/.900.tmp"):
-        (killed / name).write_text("x")
-    (killed / "checkpoints" / "latest").write_text("weights")
-    results = {file for file in killed.rglob("*") if file.is_file() and not file.name.endswith(".tmp")}
-    results -= {killed / "http.json", killed / ".http.json.99"}
-
-    assert main(["clean", str(tmp_path), "--empty", "--dry-run"]) == 0
-    assert capsys.readouterr().out.count("would remove") == 5
-    assert (killed / "http.json").exists() and empty.exists()
-
-    assert main(["clean", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.count("removed") == 4
-    assert {file for file in killed.rglob("*") if file.is_file()} == results
-    assert empty.exists(), "a directory goes only when it is asked for"
-    assert main(["clean", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"nothing is left over in {tmp_path}\n"
-
-    assert main(["clean", str(tmp_path), "--empty"]) == 0
-    assert not empty.exists() and killed.exists()
-
-
-def test_clean_leaves_a_run_that_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_run(tmp_path / "x")
-    (path / "metrics.jsonl").unlink()
-    (path / "http.json").write_text("{}")
-    directory = RunDirectory(path)
-    try:
-        assert main(["clean", str(tmp_path), "--empty"]) == 0
-    finally:
-        directory.close()
-    assert (path / "http.json").exists()
+@pytest.mark.parametrize("name", ["ps", "bench", "clean"])
+def test_a_command_that_is_gone_names_what_to_use_instead(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([name])
+    assert stop.value.code == 2
+    assert f"there is no command {name} any more" in capsys.readouterr().err
+    assert name not in COMMANDS

@@ -1,4 +1,4 @@
-"""`asyncrl plan`: flags, and one real plan."""
+"""`asyncrl plan`: flags, its text for given measurements, and real plans."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import warnings
 
 import pytest
 
+from asyncrl import DQN, PPO
+from asyncrl.cli import pilots as module
 from asyncrl.cli import plan
 from asyncrl.cli.main import main
-from asyncrl.trainer.pilot import Pilot
+from asyncrl.cli.pilots import Pilot, Sides, actors_alone, learner_alone
+from asyncrl.config import TrainerConfig
 
 
 def test_presets_and_flags_become_the_records_of_the_pilots() -> None:
@@ -27,6 +30,7 @@ def test_presets_and_flags_become_the_records_of_the_pilots() -> None:
         (["CartPole-v1", "--algo", "dqn", "--seconds", "0"], "--seconds: must be a finite number above 0"),
         (["CartPole-v1", "--algo", "dqn", "--seconds", "nan"], "--seconds: must be a finite number above 0"),
         (["CartPole-v1", "--algo", "dqn", "--dqn.gamma", "2"], "argument --dqn.gamma"),
+        (["CartPole-v1", "--algo", "dqn", "--actors", "0"], "argument --actors"),
     ],
 )
 def test_wrong_arguments_are_named(
@@ -37,16 +41,57 @@ def test_wrong_arguments_are_named(
     assert stop.value.code == 2 and text in capsys.readouterr().err
 
 
-def test_the_text_names_the_fastest_the_limit_and_the_duration() -> None:
+def test_the_text_names_the_fastest_and_the_duration() -> None:
     slow, fast = (
         Pilot(1, 16, 500.0, 10.0, 0.02, 0.9, 10_000_000),
         Pilot(2, 16, 1000.0, 20.0, 0.6, 0.0, 20_000_000),
     )
-    text = plan._text([slow, fast], fast, 600_000)
-    assert "fastest  --actors 2 --envs-per-actor 16: 600,000 steps in 10.0 minutes" in text
-    assert "limit    the actors" in text
-    assert "limit    the learner" in plan._text([slow], slow, None)
+    text = plan._text(Sides(500.0, fast, fast, fast), [slow, fast], 600_000)
+    assert "fastest      --actors 2 --envs-per-actor 16: 600,000 steps in 10.0 minutes" in text
     assert max(map(len, text.splitlines())) <= 110
+
+
+def pilot(steps: float, updates: float, learner_waits: float = 0.0, actors_wait: float = 0.0) -> Pilot:
+    return Pilot(2, 16, steps, updates, learner_waits, actors_wait, 1000)
+
+
+@pytest.mark.parametrize(
+    ("together", "limit"),
+    [
+        (pilot(900.0, 90.0, learner_waits=0.5, actors_wait=0.1), "actors"),
+        (pilot(900.0, 90.0, learner_waits=0.1, actors_wait=0.5), "learner"),
+        (pilot(700.0, 70.0, learner_waits=0.5, actors_wait=0.1), "cores"),
+    ],
+)
+def test_the_bottleneck_is_who_waits_less_or_the_cores(together: Pilot, limit: str) -> None:
+    found = Sides(500.0, pilot(500.0, 1.0, actors_wait=0.5), pilot(0.0, 200.0), together)
+    assert found.actor_steps_per_second == 1000.0
+    assert found.learner_steps_per_second == pytest.approx(2000.0)
+    assert found.limit == limit
+    text = plan._text(found, [found.together], None)
+    assert f"limit        {plan.LIMITS[limit]}" in text and "enough for 2,000 steps/s" in text
+    assert max(map(len, text.splitlines())) <= 110
+
+
+def test_a_run_without_updates_names_no_pace() -> None:
+    found = Sides(500.0, pilot(500.0, 0.0), pilot(0.0, 0.0), pilot(500.0, 0.0))
+    assert found.learner_steps_per_second is None and "enough" not in plan._text(
+        found, [found.together], None
+    )
+    json.dumps(plan._facts(found, [found.together]), allow_nan=False)
+
+
+def test_one_side_is_given_next_to_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = []
+    monkeypatch.setattr(module, "run_pilot", lambda config, algorithm, *_: records.append(algorithm))
+    config = TrainerConfig(env="CartPole-v1", algo="dqn")
+    for algorithm in (DQN.preset("CartPole-v1"), PPO(target_kl=0.01)):
+        actors_alone(config, algorithm, 1.0)
+        learner_alone(config, algorithm, 1.0)
+    assert all(record.discipline == "relaxed" for record in records)
+    assert records[0].samples_per_insert < 0.01 and records[1].samples_per_insert > 1e5
+    assert records[2].epochs == 1 and records[3].epochs > 1e6 and records[3].target_kl is None
+    assert records[1].learning_rate < 1e-6 and records[3].learning_rate < 1e-6
 
 
 def test_a_plan_measures_real_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,3 +104,16 @@ def test_a_plan_measures_real_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert [pilot["num_actors"] for pilot in pilots] == [1, 1, 1]
     assert len({pilot["envs_per_actor"] for pilot in pilots}) == 3
     assert all(pilot["env_steps_per_second"] > 0 for pilot in pilots) and facts["fastest"] in pilots
+    assert facts["limit"] in plan.LIMITS
+
+
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_one_number_of_actors_is_measured_alone(algo: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["CartPole-v1", "--algo", algo, "--actors", "1", "--seconds", "0.4", "--json"]
+    assert main(["plan", *arguments]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["limit"] in plan.LIMITS
+    assert [pilot["num_actors"] for pilot in facts["pilots"]] == [1] and facts["pilots"] == [facts["fastest"]]
+    for side in ("environment", "actors", "learner", "fastest"):
+        assert facts[side]["env_steps_per_second"] > 0
+    assert facts["learner"]["updates_per_second"] > 0

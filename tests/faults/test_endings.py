@@ -19,13 +19,14 @@ import tomllib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from fakes import SimpleEnv
+from snapshots import make_snapshot
 from waiting import PATIENCE_SECONDS as SECONDS
 
 import asyncrl
@@ -33,7 +34,13 @@ from asyncrl import DQN, Trainer, errors
 from asyncrl.actors import evaluator
 from asyncrl.cli.interrupts import Interrupts
 from asyncrl.cli.main import main
+from asyncrl.config import TrainerConfig
+from asyncrl.learning.clock import TrainClock
 from asyncrl.policies import policy_file
+from asyncrl.run import evaluate
+from asyncrl.run.evaluate import EvaluationSchedule
+from asyncrl.run.run import Run
+from asyncrl.run.saving import CheckpointSaver
 from asyncrl.storage.checkpoint import read_policy
 from asyncrl.storage.checkpoint_folder import CheckpointFolder
 from asyncrl.storage.run_directory import RunDirectory
@@ -44,7 +51,7 @@ SMALL: dict[str, Any] = {
     "num_actors": 1,
     "http": "off",
     "target_eval_episodes": 3,
-    "eval_interval_seconds": 1000.0,
+    "eval_interval_steps": None,
 }
 
 
@@ -121,10 +128,10 @@ def test_a_start_that_fails_leaves_a_summary_and_its_directory_may_be_used_again
 def test_a_final_evaluation_that_fails_costs_only_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def evaluate(self: Any, weights: Any, episodes: int, key: Any = ()) -> Any:
+    async def fake(self: Any, weights: Any, episodes: int, key: Any = ()) -> Any:
         raise errors.EnvironmentRaised("greedy actions fell off the table")
 
-    monkeypatch.setattr(evaluator.RemoteEvaluator, "evaluate", evaluate)
+    monkeypatch.setattr(evaluator.RemoteEvaluator, "evaluate", fake)
     trainer = Trainer("CartPole-v1", small(), run_dir=tmp_path, **SMALL)
     with pytest.warns(errors.EvaluationIncomplete, match=r"ASYNC041.*fell off the table"):
         result = trainer.learn(total_steps=400)
@@ -139,22 +146,20 @@ def test_weights_are_saved_before_what_waits_is_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The evaluator hangs until training has used its steps: copies are queued, and the final evaluation hangs too."""
-    from asyncrl.run import ending
-
     saved: list[bool] = []
     latest = tmp_path / "checkpoints" / "latest"
 
-    async def evaluate(self: Any, weights: Any, episodes: int, key: Any = ()) -> Any:
+    async def fake(self: Any, weights: Any, episodes: int, key: Any = ()) -> Any:
         try:
             await asyncio.Event().wait()
         finally:  # it is given up
             saved.append(latest.exists())
 
-    monkeypatch.setattr(evaluator.RemoteEvaluator, "evaluate", evaluate)
-    monkeypatch.setattr(ending, "EVALUATION_SECONDS", 0.0)
-    monkeypatch.setattr(ending, "EVALUATION_SHARE", 0.0)
-    monkeypatch.setattr(ending, "GRACE_SECONDS", 0.01)
-    options = {**SMALL, "eval_interval_seconds": None, "eval_interval_steps": 200}
+    monkeypatch.setattr(evaluator.RemoteEvaluator, "evaluate", fake)
+    monkeypatch.setattr(evaluate, "EVALUATION_SECONDS", 0.0)
+    monkeypatch.setattr(evaluate, "EVALUATION_SHARE", 0.0)
+    monkeypatch.setattr(evaluate, "GRACE_SECONDS", 0.01)
+    options = {**SMALL, "eval_interval_steps": 200}
     trainer = Trainer("CartPole-v1", small(), run_dir=tmp_path, **options)
 
     async def main() -> Any:
@@ -174,11 +179,11 @@ def test_weights_are_saved_before_what_waits_is_evaluated(
 def test_training_goes_on_where_every_evaluation_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def evaluate(self: Any, weights: Any, episodes: int, key: Any = ()) -> Any:
+    async def fake(self: Any, weights: Any, episodes: int, key: Any = ()) -> Any:
         raise errors.EnvironmentRaised("greedy actions fell off the table")
 
-    monkeypatch.setattr(evaluator.RemoteEvaluator, "evaluate", evaluate)
-    options = {**SMALL, "eval_interval_seconds": None, "eval_interval_steps": 100}
+    monkeypatch.setattr(evaluator.RemoteEvaluator, "evaluate", fake)
+    options = {**SMALL, "eval_interval_steps": 100}
     trainer = Trainer("CartPole-v1", small(), run_dir=tmp_path, **options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -193,11 +198,11 @@ def test_training_goes_on_where_every_evaluation_fails(
 def test_a_run_that_only_an_evaluation_can_end_ends_where_all_of_them_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def evaluate(self: Any, weights: Any, episodes: int, key: Any = ()) -> Any:
+    async def fake(self: Any, weights: Any, episodes: int, key: Any = ()) -> Any:
         raise errors.EnvironmentRaised("greedy actions fell off the table")
 
-    monkeypatch.setattr(evaluator.RemoteEvaluator, "evaluate", evaluate)
-    options = {**SMALL, "eval_interval_seconds": None, "eval_interval_steps": 100}
+    monkeypatch.setattr(evaluator.RemoteEvaluator, "evaluate", fake)
+    options = {**SMALL, "eval_interval_steps": 100}
     trainer = Trainer("CartPole-v1", small(), run_dir=tmp_path, **options)
     with (
         pytest.warns(errors.EvaluationIncomplete),
@@ -371,7 +376,7 @@ def until(condition, what):
 trainer = Trainer(
     "CartPole-v1",
     DQN(hidden_sizes=(16,), learning_starts=50, replay_capacity=2000, batch_size=16, samples_per_insert=1.0),
-    num_actors=1, envs_per_actor=2, http="off", eval_interval_seconds=1000.0, run_dir=run,
+    num_actors=1, envs_per_actor=2, http="off", eval_interval_steps=None, run_dir=run,
     checkpoint_interval_seconds=0.1, report_interval_seconds=0.05,
 )
 trainer.start()
@@ -766,26 +771,20 @@ def test_an_interrupt_while_the_command_line_is_imported_gives_no_traceback(entr
 # --- the steps of the end, each failing in turn -------------------------------------------------------------------
 
 
-class Rig:
+class Parts:
     """Parts of a run that record calls and fail where the test sets it."""
 
     updates = 7
+    inserted_steps, policy_version = 70, 3
     max_seconds: float | None = None
     hangs, failure = False, ""
     cut_episodes = finished_episodes = 0
-    best = best_weights = last = last_report = None
+    actor_wait_seconds, returns = 0.0, ()
+    state, last, episodes = "training", None, SimpleNamespace(extend=list)
 
-    def __init__(self, run: Path | None, fails: str = "") -> None:
-        from asyncrl.learning.clock import TrainClock
-        from asyncrl.run.ending import Ending
-        from asyncrl.storage.run_directory import RunDirectory
-
+    def __init__(self, run: Any, fails: str) -> None:
+        self.run, self.fails = run, fails
         self.log: list[str] = []
-        self.fails = fails
-        self.directory = RunDirectory(run)
-        self.learner = self.saver = self.schedule = self.evaluator = self.origin = self
-        rig: Any = self
-        self.ending = Ending(self.directory, TrainClock(), rig, asyncio.Event(), 3, rig)
 
     def _note(self, step: str) -> None:
         self.log.append(step)
@@ -805,53 +804,70 @@ class Rig:
             raise errors.TrainingDiverged("the weights became NaN")
         return ""
 
-    async def evaluate_now(self, episodes: int) -> Any:
-        self._note("evaluate")
-        if self.fails == "evaluation hangs":
-            await asyncio.Event().wait()
-        if self.fails == "user stops after a while":
-            await asyncio.Event().wait()
-        if self.fails == "user stops":
-            self.ending.stop_requested.set()
-            await asyncio.Event().wait()
-        from asyncrl.show.metrics import EvaluationResult
+    async def save_before_evaluating(self, weights: Any) -> None:
+        await CheckpointSaver.save_before_evaluating(self, weights)  # type: ignore[arg-type]
 
-        return EvaluationResult(1.0, 0.0, 5.0, episodes, 1, 2, 3.0)
+    async def save_best(self, result: Any, weights: Any) -> None: ...
+
+    async def evaluate(self, weights: Any, episodes: int, key: Any) -> Any:
+        self._note("evaluate")
+        if self.fails == "user stops":
+            self.run._stop_requested.set()
+        if self.fails in ("evaluation hangs", "user stops", "user stops after a while"):
+            await asyncio.Event().wait()
+        return np.ones(episodes), np.full(episodes, 5)
 
     def policy(self, weights: Any, moment: Any) -> Any:
         return weights
 
-    def actor_wait_seconds(self) -> float:
-        return 0.0
-
     def tell(self, state: str, **fields: Any) -> None:
         pass
 
-    def last_snapshot(self, report: Any, reason: str, error: str | None) -> Any:
-        from snapshots import make_snapshot
-
-        return make_snapshot(stop_reason=reason, error=error)
-
     def show(self, snapshot: Any) -> None:
-        assert self.directory.path is not None
-        written = (self.directory.path / "summary.json").exists()
+        assert self.run.directory.path is not None
+        written = (self.run.directory.path / "summary.json").exists()
         self.log += ["summary"] * written + [f"show {snapshot.stop_reason}"]
 
-    def end(self, reason: str = "total_steps", error: BaseException | None = None) -> Any:
-        outcome, error = asyncio.run(self.ending.end(reason, error))
+
+class Ending(Run):
+    """A run whose training has ended, with `Parts` in place of its parts."""
+
+    def __init__(self, path: Path, fails: str = "") -> None:
+        self.directory, self.clock = RunDirectory(path), TrainClock()
+        self.group = self._target_weights = self._last_report = None
+        self.config = TrainerConfig(env="any", algo="dqn", target_eval_episodes=3)
+        self.whole: Any = (self.config, None)
+        self.built = True
+        parts: Any = Parts(self, fails)
+        self.parts = self.learner = self.saver = self.evaluator = self.origin = self.reporter = parts
+        self.pool: Any = SimpleNamespace(episodes=tuple)
+
+    def snapshot(self, report: Any, stop_reason: str | None = None, error: str | None = None) -> Any:
+        return make_snapshot(stop_reason=stop_reason, error=error)
+
+    def finish(self, reason: str = "total_steps", error: BaseException | None = None) -> Any:
+        async def end() -> Any:
+            self._stop_requested = asyncio.Event()
+            parts = self.parts
+            self.schedule = EvaluationSchedule(
+                self.config, parts, parts, self.clock, parts.save_best, lambda _: None, lambda _: 0
+            )
+            return await self.end(reason, error)
+
+        outcome, error = asyncio.run(end())
         self.directory.close()
         return outcome, error
 
 
-STEPS = ["report", "weights", "save", "evaluate", "summary", "show total_steps"]
+STEPS = ["report", "weights", "save", "weights", "evaluate", "summary", "show total_steps"]
 
 
 def test_the_checkpoint_comes_before_the_evaluation_and_the_summary_before_it_is_shown(
     tmp_path: Path,
 ) -> None:
-    rig = Rig(tmp_path)
-    outcome, error = rig.end()
-    assert (rig.log, error) == (
+    rig = Ending(tmp_path)
+    outcome, error = rig.finish()
+    assert (rig.parts.log, error) == (
         [*STEPS[:-2], "save", *STEPS[-2:]],
         None,
     )  # a run that goes on knows of the evaluation
@@ -877,60 +893,58 @@ def test_a_step_that_fails_does_not_keep_the_others_from_being_taken(
     warning: type[Warning] | None,
     eval_error: str | None,
 ) -> None:
-    from asyncrl.run import ending
-
     if fails == "evaluation hangs":
-        monkeypatch.setattr(ending, "EVALUATION_SECONDS", 0.0)
-        monkeypatch.setattr(ending, "GRACE_SECONDS", 0.01)
-    rig = Rig(tmp_path, fails)
+        monkeypatch.setattr(evaluate, "EVALUATION_SECONDS", 0.0)
+        monkeypatch.setattr(evaluate, "GRACE_SECONDS", 0.01)
+    rig = Ending(tmp_path, fails)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        outcome, error = rig.end()
+        outcome, error = rig.finish()
     assert [type(w.message) for w in caught] == ([warning] if warning else [])  # once, also of two saves
-    assert (rig.log, error) == (STEPS, None)
+    assert (rig.parts.log, error) == (STEPS, None)
     assert outcome.policy.tolist() == [1, 1]
     assert summary_of(tmp_path)["state"] == "finished"
     assert (eval_error or "") in (outcome.summary["eval"]["error"] or "")
 
 
 def test_a_summary_that_cannot_be_written_is_in_the_result(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
+    rig = Ending(tmp_path)
     (tmp_path / "summary.json").mkdir()
     with pytest.warns(errors.FilesNotWritten, match=r"ASYNC040.*summary\.json"):
-        outcome, error = rig.end()
+        outcome, error = rig.finish()
     assert error is None
     assert outcome.summary["state"] == "finished"
 
 
 def test_a_learner_that_diverged_does_not_overwrite_the_last_checkpoint(tmp_path: Path) -> None:
     diverged = errors.TrainingDiverged("the loss became NaN")
-    rig = Rig(tmp_path)
-    assert rig.end("failed", diverged) == (None, diverged)
-    assert rig.log == ["report", "summary", "show failed"]
+    rig = Ending(tmp_path)
+    assert rig.finish("failed", diverged) == (None, diverged)
+    assert rig.parts.log == ["report", "summary", "show failed"]
     assert summary_of(tmp_path)["error"] == "[ASYNC022] the loss became NaN"
 
 
 def test_weights_that_are_nan_only_at_the_end_fail_the_run_and_leave_a_summary(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, "weights diverged")
-    outcome, error = rig.end()
+    rig = Ending(tmp_path, "weights diverged")
+    outcome, error = rig.finish()
     assert outcome is None and isinstance(error, errors.TrainingDiverged)
-    assert rig.log == ["report", "weights", "save", "summary", "show failed"]
+    assert rig.parts.log == ["report", "weights", "save", "summary", "show failed"]
     summary = summary_of(tmp_path)
     assert (summary["state"], summary["error"]) == ("failed", "[ASYNC022] the weights became NaN")
 
 
 @pytest.mark.parametrize("reason", ["stopped", "interrupted"])
 def test_a_run_that_was_ended_by_its_user_leaves_a_summary(tmp_path: Path, reason: str) -> None:
-    _, error = Rig(tmp_path).end(reason)
+    _, error = Ending(tmp_path).finish(reason)
     summary = summary_of(tmp_path)
     assert (error, summary["state"], summary["stop_reason"], summary["error"]) == (None, reason, reason, None)
 
 
 def test_a_start_that_was_interrupted_leaves_a_summary(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
+    rig = Ending(tmp_path)
     stopped = errors.StoppedWhileStarting("The run was stopped while it started.")
-    rig.ending.parts = None
-    _, error = rig.end("interrupted", stopped)
+    rig.built = False
+    _, error = rig.finish("interrupted", stopped)
     assert error is stopped
     summary = summary_of(tmp_path)
     assert (summary["state"], summary["stop_reason"]) == ("interrupted", "interrupted")
@@ -938,24 +952,22 @@ def test_a_start_that_was_interrupted_leaves_a_summary(tmp_path: Path) -> None:
 
 
 def test_the_final_evaluation_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from asyncrl.run import ending
-
-    monkeypatch.setattr(ending, "TELL_SECONDS", 0.01)
-    rig, told = Rig(tmp_path, "user stops after a while"), []
+    monkeypatch.setattr(evaluate, "TELL_SECONDS", 0.01)
+    rig, told = Ending(tmp_path, "user stops after a while"), []
 
     def tell(state: str, final_evaluation: tuple[int, int]) -> None:
         told.append(final_evaluation)
-        rig.finished_episodes = min(final_evaluation[0] + 1, 3)
+        rig.parts.finished_episodes = min(final_evaluation[0] + 1, 3)
         if len(told) == 4:
-            rig.ending.stop_requested.set()
+            rig._stop_requested.set()
 
-    rig.tell = tell  # type: ignore[assignment]
-    rig.end()
+    rig.parts.tell = tell
+    rig.finish()
     assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
 def test_a_learner_that_fails_only_at_the_end_fails_the_run(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, "weights")
-    outcome, error = rig.end()
+    rig = Ending(tmp_path, "weights")
+    outcome, error = rig.finish()
     assert (outcome, str(error)) == (None, "[ASYNC000] weights failed")
     assert summary_of(tmp_path)["state"] == "failed"

@@ -40,6 +40,7 @@ from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.learning.divergence import Divergence
 from asyncrl.options import option_values
 from asyncrl.policies.load import load as load_policy
+from asyncrl.policies.portable_policy import PolicyOrigin
 from asyncrl.printable import printable
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.show.metrics import EvaluationResult, flat
@@ -468,13 +469,10 @@ def test_tensorboard_goes_on_after_a_write_that_failed(
 # --- checkpoints that cannot be written ---------------------------------------------------------------------------
 
 
-class FakeCapture:
-    """Capture of an empty state without rows."""
+class EmptySaver(CheckpointSaver):
+    """Saver of a run whose state is empty."""
 
-    rows = False
-    schedule = SimpleNamespace(evaluations=())
-
-    async def take(self) -> dict[str, Any]:
+    async def _take(self, *, rows: bool) -> dict[str, Any]:
         return {"core": {}, "run": {}}
 
 
@@ -485,14 +483,17 @@ class FakeLearner:
         return np.zeros(3, np.float32), 1
 
 
-def saver(run: RunDirectory, learner: FakeLearner) -> CheckpointSaver:
+def saver(
+    run: RunDirectory, learner: Any, schedule: Any = None, on_saved: Callable[[str], None] = lambda _: None
+) -> CheckpointSaver:
     from asyncrl.learning.clock import TrainClock
 
     config = TrainerConfig(env="CartPole-v1", algo="dqn")
-    source = EnvSource.from_user("CartPole-v1")
-    made = CheckpointSaver(config, ALGORITHM, SPEC, source, run, learner, TrainClock(), lambda: 0)  # type: ignore[arg-type]
-    made.capture = FakeCapture()  # type: ignore[assignment]
-    return made
+    origin = PolicyOrigin(ALGORITHM, EnvSource.from_user("CartPole-v1"), meta())
+    schedule = schedule or SimpleNamespace(evaluations=())
+    reporter: Any = SimpleNamespace(episodes=SimpleNamespace(count=0))
+    pool: Any = None
+    return EmptySaver(config, origin, run, TrainClock(), learner, pool, schedule, reporter, dict, on_saved)
 
 
 def test_a_checkpoint_that_fails_is_told_once_and_the_best_is_written_later(
@@ -534,8 +535,8 @@ def test_a_state_is_written_once_unless_its_file_is_gone(tmp_path: Path) -> None
     saved: list[str] = []
 
     async def main() -> None:
-        saving = saver(directory, learner)
-        saving.on_saved = saved.append
+        schedule = SimpleNamespace(evaluations=())
+        saving = saver(directory, learner, schedule, saved.append)
         path = await saving.save_latest()
         assert await saving.save_latest() == path == await saving.save_on_request()
         assert len(saved) == 1
@@ -545,8 +546,7 @@ def test_a_state_is_written_once_unless_its_file_is_gone(tmp_path: Path) -> None
         await saving.save_latest(np.ones(3, np.float32))
         assert len(saved) == 3
         assert Path(path).exists()
-        assert saving.capture is not None
-        saving.capture.schedule = SimpleNamespace(evaluations=(1,))  # type: ignore[assignment]
+        schedule.evaluations = (1,)
         await saving.save_latest(np.ones(3, np.float32))
         learner.updates += 1
         await saving.save_latest(np.ones(3, np.float32))

@@ -5,20 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-import gymnasium
 import numpy as np
 import pytest
 from waiting import PATIENCE_SECONDS
 
 from asyncrl import DQN, errors
-from asyncrl.cli.call_limit import CallLimit
 from asyncrl.cli.main import main
 from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import DiscreteAction, EnvSpec
@@ -28,30 +25,6 @@ from asyncrl.show.curves import Curve
 from asyncrl.show.picture import write_picture
 from asyncrl.show.video import VideoWriter
 from asyncrl.storage.checkpoint_meta import CheckpointMeta
-
-
-class HangingPicture(gymnasium.Env[Any, Any]):
-    """Environment with episodes of nine steps, of which the third is never rendered."""
-
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
-    observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self, render_mode: str | None = None) -> None:
-        self.render_mode = render_mode
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.steps = 0
-        return np.zeros(4, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        return np.zeros(4, np.float32), 1.0, self.steps == 9, False, {}
-
-    def render(self) -> Any:
-        if self.steps == 3:
-            signal.pause()
-        return np.zeros((32, 48, 3), np.uint8)
 
 
 def policy_file(path: Path, env: Any) -> Path:
@@ -131,36 +104,6 @@ def test_a_video_that_finds_the_disk_full_leaves_the_older_one(
             writer.write(noise.integers(0, 255, (200, 300, 3), np.uint8))
     (left,) = older.parent.iterdir()
     assert left.name == "file.png"
-
-
-def test_an_environment_whose_render_hangs_ends_enjoy_and_leaves_no_half_video(tmp_path: Path) -> None:
-    pytest.importorskip("imageio_ffmpeg")
-    policy = policy_file(tmp_path / "x.policy", "test_output_files:HangingPicture")
-    videos = tmp_path / "videos"
-    videos.mkdir()
-    command = [sys.executable, "-m", "asyncrl", "enjoy", str(policy), "--video", str(videos / "out.mp4")]
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [*command, "--step-timeout-seconds", "2"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    assert done.returncode == 3, done.stderr
-    assert done.stderr.startswith("[ASYNC015]")
-    assert "did not return from render within 2 s" in done.stderr
-    assert "signal.pause()" in done.stderr
-    assert list(videos.iterdir()) == []
-
-
-def test_calls_that_return_have_no_limit_together() -> None:
-    hung: list[int] = []
-    with CallLimit(0.3, "env", lambda: hung.append(1)) as limit:
-        deadline = [0] * 8
-        for _ in deadline:
-            assert limit.ask("step", signal.sigtimedwait, [], 0.1) is None
-    assert not hung
 
 
 def test_a_full_standard_output_is_said_in_one_line() -> None:

@@ -83,7 +83,7 @@ def test_environment_that_never_gets_ready_ends_the_run() -> None:
 
 
 def test_run_goes_on_after_the_deaths_of_its_evaluator_and_its_fork_server() -> None:
-    with trainer_of("CartPole-v1", eval_interval_seconds=0.0) as trainer:
+    with trainer_of("CartPole-v1", eval_interval_steps=200) as trainer:
         trainer.start(total_steps=10**9)
 
         def actors() -> set[int]:

@@ -26,7 +26,7 @@ from asyncrl.networks.flat_vector import FlatVector
 BOX = EnvSpec("any", (3,), "float32", BoxAction((-2.0,), (2.0,), (1,)))
 DISCRETE = EnvSpec("any", (3,), "float32", DiscreteAction(2))
 SMALL: dict[str, Any] = {"hidden_sizes": (8,), "batch_size": 16}
-UPDATES = 150
+UPDATES = 48
 
 
 def own_network(inputs: int, outputs: int) -> nn.Module:

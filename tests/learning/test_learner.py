@@ -20,9 +20,8 @@ from asyncrl.learning.divergence import Divergence
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.learner_thread import LearnerThread
-from asyncrl.learning.pace import BalanceStatistics
+from asyncrl.learning.pace import Pace
 from asyncrl.learning.staleness import StalenessMeter
-from asyncrl.learning.update_loop import LoopStatistics
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.shm.doorbell import Doorbell
 
@@ -171,9 +170,8 @@ class Reported(Countdown):
     def __init__(self, ticks: int, core: Any) -> None:
         super().__init__(ticks)
         self.core, self.divergence = core, Divergence(lambda: None, dict)
-
-    def statistics(self) -> LoopStatistics:
-        return LoopStatistics(BalanceStatistics(discipline="lockstep"), StalenessMeter(), Histogram(), 0, 0)
+        self.pace, self.staleness, self.policy_lag = Pace(None, 0, None), StalenessMeter(), Histogram()
+        self.stored_steps = self.discarded_steps = 0
 
 
 def trained(record: type, factor: float) -> Any:

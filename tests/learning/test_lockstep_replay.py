@@ -126,9 +126,9 @@ def numbers(w: World) -> dict[str, Any]:
         "version": w.mailbox.version,
         "received": w.received,
         "evaluated": w.taken,
-        "lag": w.learning.statistics().policy_lag.overall(),
+        "lag": w.learning.policy_lag.overall(),
         "staleness": w.meter.in_updates.overall(),
-        "discarded": w.learning.statistics().discarded_steps,
+        "discarded": w.learning.discarded_steps,
     }
 
 
@@ -204,7 +204,7 @@ def test_policy_lag_is_the_lag_or_all_that_the_quantum_pays_for(
             expected = min(lag, due[k - 1]) if k else 0
             assert set(received.lags) == {expected}, f"quantum {k}"
         lags = np.repeat([lag for r in w.received for lag in r.lags], w.setting.envs)
-        overall = w.learning.statistics().policy_lag.overall()
+        overall = w.learning.policy_lag.overall()
         assert (overall.mean, overall.max) == (pytest.approx(lags.mean()), lags.max())
 
 
@@ -221,7 +221,7 @@ def test_every_batch_is_drawn_from_what_was_received_before(sliced: None) -> Non
 def test_steps_end_within_a_quantum_of_the_limit(total: int, actors: int, envs: int) -> None:
     with world(actors=actors, envs=envs, total_steps=total, samples_per_insert=1.0) as w:
         w.finish(np.random.default_rng(total))
-        quantum = actors * envs * w.learning._balance.rows
+        quantum = actors * envs * w.learning.pace.rows
         assert total <= w.learning.inserted_steps < total + quantum
         assert sum(due_by_hand(w.setting, [w.learning.inserted_steps])) == w.learning.updates
 
@@ -283,7 +283,7 @@ def test_all_rows_too_stale_gives_up_what_they_pay_for(endless_beats: None) -> N
         due = sum(due_by_hand(w.setting, [w.learning.inserted_steps]))
         assert max(max(s) for s in w.core.staleness) == 3
         assert 20 < w.learning.updates < due / 2
-        assert w.learning.statistics().discarded_steps > 100
+        assert w.learning.discarded_steps > 100
         assert all(set(r.lags) <= {0, 1, 2} for r in w.received)
 
 

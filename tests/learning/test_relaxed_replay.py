@@ -76,7 +76,7 @@ def test_lag_and_staleness_by_hand(endless_beats: None) -> None:
         learning = w.learning
 
         def lag() -> tuple[int, float, int]:
-            statistics = learning.statistics().policy_lag.statistics(reset=True)
+            statistics = learning.policy_lag.statistics(reset=True)
             return statistics.samples, statistics.mean, statistics.max
 
         assert not w.tick(), "rows are granted"
@@ -111,7 +111,7 @@ def test_policy_lag_is_measured_when_rows_are_received_not_when_they_are_used(
     with relaxed(publish_interval=3, total_steps=200) as w:
         w.finish(np.random.default_rng(1))
         lags = np.repeat([lag for r in w.received for lag in r.lags], w.setting.envs)
-        overall = w.learning.statistics().policy_lag.overall()
+        overall = w.learning.policy_lag.overall()
         assert overall.samples == lags.size and overall.max == lags.max() > 0
         assert overall.mean == pytest.approx(lags.mean())
 
@@ -126,7 +126,7 @@ def test_rows_over_the_bound_are_dropped_before_every_update(
     with relaxed(max_staleness=bound, samples_per_insert=8.0, total_steps=150, publish_interval=1) as w:
         w.finish(np.random.default_rng(bound))
         assert max(max(s) for s in w.core.staleness) == bound, "the bound itself is let through"
-        assert w.learning.statistics().discarded_steps > 0 and w.learning.updates > 20
+        assert w.learning.discarded_steps > 0 and w.learning.updates > 20
 
 
 def test_the_bound_drops_exactly_the_older_rows(endless_beats: None) -> None:
@@ -141,7 +141,7 @@ def test_the_bound_drops_exactly_the_older_rows(endless_beats: None) -> None:
         assert updates > 12
         # The last update was made with `updates - 1` before it; rows older than its bound were dropped then.
         old = int(np.count_nonzero((stamps < updates - 1 - 10) & (flags & 4 == 0)))
-        assert w.learning.statistics().discarded_steps == old > 0
+        assert w.learning.discarded_steps == old > 0
 
 
 def test_actors_get_newer_weights_where_all_rows_are_too_stale(endless_beats: None) -> None:
@@ -158,7 +158,7 @@ def test_updates_due_in_warm_up_are_made_up_for() -> None:
     with relaxed(**setting, actors=2, envs=2, total_steps=2001, slots=1024) as w:
         w.finish(np.random.default_rng(0))
         assert 2001 <= w.learning.inserted_steps <= 2004
-        ahead = w.learning.statistics().balance.error_samples / 32
+        ahead = w.learning.pace.statistics().error_samples / 32
         assert paid(w) == 500 <= w.learning.updates <= 500 + ahead
 
 

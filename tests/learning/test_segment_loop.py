@@ -14,19 +14,17 @@ import torch
 from asyncrl.actors.actor import Actor
 from asyncrl.actors.streams import PlainStreams
 from asyncrl.algorithms import IMPALA
+from asyncrl.algorithms.on_policy import OnPolicy
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.checks import spec_of
 from asyncrl.errors import GPUOutOfMemory
 from asyncrl.interfaces import RESET, Segment
-from asyncrl.learning.segment_balance import SegmentBalance, SegmentShape
-from asyncrl.learning.segment_intake import SegmentOptions
-from asyncrl.learning.segment_loop import SegmentLoop, SegmentParts
-from asyncrl.learning.staleness import StalenessMeter
+from asyncrl.learning.make_loop import make_loop
+from asyncrl.learning.segment_loop import SegmentLoop
 from asyncrl.learning.update_loop import no_steps
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.segments import SegmentQueue
-from asyncrl.run.update_loops import Channels, loop_builder
 from asyncrl.shm import RingLayout, RingReader, RingWriter, WeightMailbox
 from asyncrl.shm import Segment as Memory
 
@@ -136,29 +134,25 @@ class World:
             actor.begin()
         self.core = core or FakeCore()
         self.woken: list[int] = []
-        self.meter = StalenessMeter(max_staleness=max_staleness, unit="versions")
-        per_batch = per_batch or actors
-        parts = SegmentParts(
-            core=self.core,
-            queue=SegmentQueue(self.readers, length=T),
-            balance=SegmentBalance(
-                SegmentShape(actors, E, T, 32),
+        self.learning = SegmentLoop(
+            OnPolicy(
                 discipline=discipline,
+                segment_length=T,
                 segments_per_batch=per_batch,
                 queue_batches=queue_batches,
-                samples_per_insert=1.0,
-                max_env_steps=total_steps,
+                max_staleness=max_staleness,
             ),
-            mailbox=self.mailbox,
-            staleness=self.meter,
+            SegmentQueue(self.readers, length=T),
+            self.core,
+            self.mailbox,
             wake=self.woken.append,
-            options=SegmentOptions(
-                discipline, per_batch, total_steps, max_staleness, other_steps=other_steps
-            ),
             snapshots=self.snapshots,
+            total_steps=total_steps,
+            max_env_steps=total_steps,
+            other_steps=other_steps,
             past=past,
         )
-        self.learning = SegmentLoop(parts)
+        self.meter = self.learning.staleness
         self.learning.prepare()
 
     def run(self, actor: int, rows: int = 100) -> int:
@@ -280,9 +274,8 @@ def test_staleness_bound_drops_segments_and_counts_them(worlds: list[World]) -> 
     assert all(s.ring == 0 for batch in world.core.batches for s in batch), (
         "what it began is too old to be used"
     )
-    statistics = world.learning.statistics()
     steps = int(np.count_nonzero(world.readers[1].flags[:, :T] & RESET == 0))
-    assert statistics.discarded_steps == steps > 0 and max(world.core.staleness) <= 2
+    assert world.learning.discarded_steps == steps > 0 and max(world.core.staleness) <= 2
     world.run(1)
     while world.learning.tick():
         pass
@@ -301,7 +294,7 @@ def test_bound_lets_exactly_its_own_staleness_through(worlds: list[World]) -> No
     world.run(1, T - 1)
     world.learning.tick()
     assert world.core.batches[-1][0].ring == 1 and world.core.staleness[-1] == 2
-    assert world.learning.statistics().discarded_steps == 0
+    assert world.learning.discarded_steps == 0
 
 
 @pytest.mark.parametrize("discipline", ["relaxed", "lockstep", "synchronous"])
@@ -317,7 +310,7 @@ def test_steps_end_with_whole_batches_and_everything_is_trained_on(
         pytest.fail("never finished")
     taken = sum(s.steps for batch in world.core.batches for s in batch)
     assert 100 <= world.learning.inserted_steps < 100 + 2 * T * E
-    assert taken == world.learning.inserted_steps == world.learning.statistics().balance.received_steps
+    assert taken == world.learning.inserted_steps == world.learning.pace.statistics().received_steps
     assert world.core.left == 0 and world.run(0) == world.run(1) == 0
     before = np.cumsum([0] + [sum(s.steps for s in batch) for batch in world.core.batches[:-1]])
     assert world.core.progress == (before / 100).tolist()
@@ -340,7 +333,7 @@ def test_samples_and_steps_are_counted_on_both_sides(worlds: list[World]) -> Non
     for _ in range(5):
         world.run(0), world.run(1)
         world.iteration()
-    balance = world.learning.statistics().balance
+    balance = world.learning.pace.statistics()
     steps = sum(r.statistics().env_steps for r in world.readers)
     assert balance.inserted_steps == balance.received_steps == steps
     assert balance.sampled == 5 * 2 * T * E, "the fake core counts RESET rows as well"
@@ -358,7 +351,7 @@ def test_a_step_that_only_stops_early_is_no_update(worlds: list[World]) -> None:
     world = make(worlds, "synchronous", core=StopsEarly(steps=2))
     world.run(0), world.run(1)
     world.iteration()
-    assert world.learning.updates == 1 and world.learning.statistics().balance.sampled == T * E
+    assert world.learning.updates == 1 and world.learning.pace.statistics().sampled == T * E
 
 
 TORCH_SAYS = "CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of 79.10 GiB of which ..."
@@ -443,7 +436,7 @@ def test_a_segment_that_grows_too_stale_while_its_batch_is_incomplete_is_dropped
         while world.learning.tick():
             pass
     assert len(world.core.batches) > 1 and max(world.core.staleness) <= 2
-    assert world.learning.statistics().discarded_steps > 0
+    assert world.learning.discarded_steps > 0
 
 
 def test_lockstep_never_uses_a_batch_again(worlds: list[World]) -> None:
@@ -458,10 +451,10 @@ def test_the_target_counts_the_past_segments_of_every_batch(worlds: list[World])
         discipline="relaxed", segment_length=T, segments_per_batch=2, past_segments=4, past_per_batch=3
     )
     config = TrainerConfig(env="fake", algo="impala", num_actors=1, envs_per_actor=E)
-    builder = loop_builder(algorithm, config, spec_of("fake", fakes.CountingEnv()))
-    channels = Channels(tuple(world.readers), world.mailbox, world.woken.append, WeightSnapshots(None))
-    loop = builder.build(world.core, channels)
-    assert loop.statistics().balance.target == algorithm.samples_per_insert * (1 + 3 / 2)
+    spec = spec_of("fake", fakes.CountingEnv())
+    channels: dict[str, Any] = {"wake": world.woken.append, "snapshots": WeightSnapshots(None)}
+    loop = make_loop(algorithm, config, spec, world.core, tuple(world.readers), world.mailbox, **channels)
+    assert loop.pace.statistics().target == algorithm.samples_per_insert * (1 + 3 / 2)
 
 
 def test_past_segments_join_later_batches_and_are_measured(worlds: list[World]) -> None:
@@ -539,7 +532,7 @@ def test_policy_lag_counts_fresh_segments_in_updates(worlds: list[World]) -> Non
     for _ in range(5):
         world.run(0), world.run(1)
         world.iteration()
-    lag = world.learning.statistics().policy_lag.overall()
+    lag = world.learning.policy_lag.overall()
     assert lag.samples == 5 * 2 * T * E
     # versions 1, 1, 2, 3, 4 act; they were published after 0, 0, 3, 6, 9 of the 0, 3, 6, 9, 12 updates
     assert (lag.mean, lag.max) == ((0 + 3 + 3 + 3 + 3) / 5, 3)

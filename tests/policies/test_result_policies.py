@@ -56,7 +56,7 @@ def test_a_run_without_an_evaluation_has_no_best() -> None:
         trainer.start(total_steps=1_000_000)
         wait_until(lambda: bool((snapshot := trainer.snapshot()) and snapshot.updates), "an update")
         trainer.stop()
-        result = trainer._run.done.result()
+        result = trainer._done.result()
     assert result.best is None
     assert result.policy.predict(np.zeros(4))[0] in (0, 1)
 

@@ -13,16 +13,15 @@ from replay_rig import FRAMES_SPEC, Rig, check_against_twin, random_operation, r
 from replay_world import World, world
 
 from asyncrl import DQN
-from asyncrl.config import TrainerConfig
 from asyncrl.errors import ConfigurationError, ResourceError
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 from asyncrl.learning import lockstep_replay
 from asyncrl.learning import mirror as mirror_module
+from asyncrl.learning.make_loop import mirror_of
 from asyncrl.learning.mirror import ObservationMirror, make_mirror
 from asyncrl.replay import PrioritizedReplay
 from asyncrl.replay.replay import find_frames
 from asyncrl.replay.replay_state import priorities_of
-from asyncrl.run.update_loops import ReplayBuilder
 from asyncrl.shm import RingReader, WeightMailbox
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -296,9 +295,8 @@ def test_a_mirror_lies_on_the_gpu_of_its_learner(labelled_device: LabelledDevice
     """Also where that is not the present GPU of the thread that makes it."""
     algorithm = DQN(replay_device="cuda", batch_size=8, hidden_sizes=(8,))
     core = algorithm.make_updater(IMAGES, "cuda:1", 0)
-    builder = ReplayBuilder(algorithm, TrainerConfig(env="images", algo="dqn", num_actors=1), IMAGES, None)
     with rig(0, spec=IMAGES, slots=64) as r:
-        mirror = builder._mirror(core, r.replay)
+        mirror = mirror_of(algorithm, IMAGES, core, r.replay)
         assert mirror is not None
         fed(r, 3)
         mirror.follow(r.replay.published_rows())

@@ -18,7 +18,7 @@ from small_records import small
 
 from asyncrl import Callback, Trainer, TrainResult, flat
 from asyncrl.errors import ListenerFailed
-from asyncrl.run.callbacks import Callbacks
+from asyncrl.run.callbacks import Callbacks, checked
 
 
 class Journal(Callback):
@@ -78,7 +78,7 @@ def test_a_run_tells_its_callbacks_what_happens(tmp_path: Path, how: str) -> Non
     hooks = [hook for hook, _ in journal.calls]
     assert hooks[0] == "start" and hooks[-1] == "end" and hooks.count("start") == hooks.count("end") == 1
     assert journal.events("start") == [3_000] and journal.events("end") == [result]
-    assert journal.threads == {"asyncrl-coordinator"}
+    assert journal.threads == {"asyncrl-run"}
     assert [e.env_steps // 1_000 for e in journal.events("evaluation")][:2] == [1, 2]
     reports = journal.events("report")
     assert reports[-1].stop_reason == "total_steps" and all(r.state != "starting" for r in reports)
@@ -112,8 +112,7 @@ def test_a_numpy_false_stops_the_run_too() -> None:
             return np.float64(1.0) < np.float64(0.0)
 
     stopped: list[bool] = []
-    callbacks = Callbacks(None, [Enough()])
-    callbacks.attach(lambda: stopped.append(True), lambda error: None)
+    callbacks = Callbacks(None, [Enough()], lambda: stopped.append(True), lambda error: None)
     callbacks.start()
     callbacks.report(None)  # type: ignore[arg-type]
     assert stopped == [True]
@@ -226,24 +225,24 @@ def test_a_callback_must_be_one() -> None:
     with pytest.raises(
         TypeError, match=r"callbacks\[0\] must be an object, got the class; write Journal\(\)"
     ):
-        Callbacks(None, [Journal])
+        checked([Journal])
     with pytest.raises(
         TypeError, match=r"callbacks\[1\] must have one of the methods on_start, .* got function"
     ):
-        Callbacks(None, [Journal(), lambda: None])
+        checked([Journal(), lambda: None])
 
     class Async:
         async def on_report(self, trainer: Any, snapshot: Any) -> None: ...
 
     with pytest.raises(TypeError, match=r"callbacks\[0\].on_report must not be a coroutine function"):
-        Callbacks(None, [Async()])
+        checked([Async()])
 
 
 @pytest.mark.parametrize("name", ["on_step", "on_rollout_end", "_on_step"])
 def test_a_method_that_no_event_calls_is_refused_by_its_name(name: str) -> None:
     kind = type("Mine", (Callback,), {name: lambda self: True})
     with pytest.raises(TypeError, match=rf"callbacks\[0\].{name} is called by no event; .* on_report"):
-        Callbacks(None, [kind()])
+        checked([kind()])
 
 
 def test_any_object_with_a_method_will_do() -> None:
@@ -254,7 +253,7 @@ def test_any_object_with_a_method_will_do() -> None:
             self.seen = result
 
     plain, callbacks = Plain(), None
-    callbacks = Callbacks("trainer", [plain])
+    callbacks = Callbacks("trainer", [plain], lambda: None, lambda error: None)
     callbacks.end("too early")
     callbacks.start()
     callbacks.report(None)  # type: ignore[arg-type]

@@ -19,7 +19,6 @@ from asyncrl.run.evaluate import (
     REGULAR,
     EvaluationSchedule,
 )
-from asyncrl.run.evaluation_copies import CopiesBySeconds, CopiesBySteps, alone
 
 INTERVAL = 100
 
@@ -49,21 +48,12 @@ class Learner:
 
     def __init__(self):
         self.inserted_steps, self.held, self.clock_now = 50, False, [0.0]
-        self._updates = 1
-        self.looked = self.holds = self.read = 0
+        self.updates = 1
+        self.looked = self.holds = 0
         self.ended = False
 
-    @property
-    def updates(self):
-        self.read += 1
-        return self._updates
-
-    @updates.setter
-    def updates(self, value):
-        self._updates = value
-
     async def current_weights(self):
-        return np.array([self._updates], np.float32), self._updates
+        return np.array([self.updates], np.float32), self.updates
 
     async def hold(self):
         assert not self.ended, "a learner that has ended answers nobody"
@@ -78,23 +68,28 @@ class Learner:
 
 
 class Rig:
-    """A schedule with fakes around it; copies by steps unless `seconds` is given."""
+    """A schedule with fakes around it."""
 
-    def __init__(self, means, target=10.0, seconds=None, capacity=8, only_stop=False, other_steps=alone):
+    def __init__(self, means, target=10.0, capacity=8, only_stop=False, other_steps=lambda own: 0):
         self.learner = Learner()
         self.clock = TrainClock(lambda: self.learner.clock_now[0])
         self.clock.start()
         self.evaluator = Script(self.learner, means)
-        self.snapshots = WeightSnapshots(INTERVAL if seconds is None else None, capacity)
-        if seconds is None:
-            copies = CopiesBySteps(self.snapshots, self.clock, self.learner.data_arrived, other_steps)
-        else:
-            copies = CopiesBySeconds(seconds, self.learner, self.clock, other_steps)
+        loop = asyncio.get_running_loop()
+        self.snapshots = self.learner.snapshots = WeightSnapshots(
+            INTERVAL, capacity, arrived=lambda: loop.call_soon_threadsafe(self.schedule.copy_arrived)
+        )
         self.best, self.seen, self.states = [], [], []
         rules = {"target_return": target, "total_steps": None if only_stop else 1_000_000}
         config = TrainerConfig(env="any", algo="any", eval_episodes=3, target_eval_episodes=20, **rules)
         self.schedule = EvaluationSchedule(
-            config, self.evaluator, self.learner, self.clock, copies, self.on_best, self.on_evaluation
+            config,
+            self.evaluator,
+            self.learner,
+            self.clock,
+            self.on_best,
+            self.on_evaluation,
+            other_steps,
         )
 
     async def on_best(self, result, weights):
@@ -125,11 +120,6 @@ class Rig:
 
         return end
 
-    async def looks(self, count):
-        """Wait until the learner's updates were read `count` more times."""
-        wanted = self.learner.read + count
-        await until(lambda: self.learner.read >= wanted)
-
     def run(self):
         return asyncio.create_task(self.schedule.run())
 
@@ -144,9 +134,6 @@ async def cancelled(task):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-# --- by steps ----------------------------------------------------------------------------------------------
 
 
 def test_every_copy_is_evaluated_in_order_with_the_counters_of_its_own_moment():
@@ -405,7 +392,9 @@ def test_a_run_that_only_an_evaluation_can_end_is_given_up_when_all_of_them_fail
     asyncio.run(scenario())
 
 
-def test_what_waits_after_the_end_of_training_has_a_limit_of_time():
+def test_what_waits_after_the_end_of_training_has_a_limit_of_time(monkeypatch):
+    monkeypatch.setattr(evaluate, "EVALUATION_SECONDS", 0.01)
+
     async def scenario():
         rig = Rig([1.0])  # the second evaluation never ends
         rig.put(100, 200, 300)
@@ -413,74 +402,10 @@ def test_what_waits_after_the_end_of_training_has_a_limit_of_time():
         await until(lambda: len(rig.evaluator.asked) == 2)
         assert not task.done()
         with pytest.warns(EvaluationIncomplete, match=r"ASYNC041.*longer than 0 s after the end of training"):
-            rig.schedule.training_ended(0.01)
+            rig.schedule.training_ended(limited=True)
             assert await asyncio.wait_for(task, PATIENCE_SECONDS) is None
         assert [steps for steps, *_ in rig.seen] == [100]
         assert len(rig.evaluator.asked) == 2, "the third is not begun"
-
-    asyncio.run(scenario())
-
-
-# --- by seconds --------------------------------------------------------------------------------------------
-
-
-def test_by_seconds_the_newest_weights_are_taken_and_confirmed():
-    async def scenario():
-        rig = Rig([4.0, 11.0, 9.0, 12.0, 10.0], seconds=0.0)
-        weights = await asyncio.wait_for(rig.schedule.run(), PATIENCE_SECONDS)
-        asked = [(w, episodes, held) for w, episodes, _, held in rig.evaluator.asked]
-        assert asked == [(1, 3, False), (2, 3, False), (2, 20, True), (4, 3, False), (4, 20, True)]
-        assert weights[0] == 4
-        assert rig.clock.train_seconds == 3.0
-        assert rig.schedule.last.train_seconds == 2.0
-        assert [(steps, updates) for steps, updates, *_ in rig.seen] == [(50, 1), (50, 2), (50, 4)]
-
-    asyncio.run(scenario())
-
-
-def test_by_seconds_without_a_target_it_watches_until_training_ends():
-    async def scenario():
-        rig = Rig([5.0, 50.0, 20.0], target=None, seconds=0.0)
-        rig.evaluator.during = rig.end_training_in(3)
-        assert await asyncio.wait_for(rig.schedule.run(), PATIENCE_SECONDS) is None
-        assert [episodes for _, episodes, *_ in rig.evaluator.asked] == [3, 3, 3]
-        assert rig.learner.holds == 0
-        assert rig.best == [(5.0, 1.0), (50.0, 2.0)]
-
-    asyncio.run(scenario())
-
-
-def test_by_seconds_the_same_weights_are_not_evaluated_twice():
-    async def scenario():
-        rig = Rig([1.0, 2.0], target=None, seconds=0.0)
-        rig.evaluator.trainee = Learner()  # playing does not count as an update of this learner
-        task = rig.run()
-        await until(lambda: rig.seen)
-        await rig.looks(20)
-        assert len(rig.evaluator.asked) == 1
-        rig.learner.updates = 2
-        await until(lambda: len(rig.evaluator.asked) == 2)
-        await cancelled(task)
-
-    asyncio.run(scenario())
-
-
-def test_by_seconds_an_interval_of_training_time_passes_between_two():
-    async def scenario():
-        rig = Rig([1.0, 2.0, 3.0], target=None, seconds=2.5, other_steps=lambda own: 10 * own + 5)
-        task = rig.run()
-        await rig.looks(2)
-        assert rig.evaluator.asked == []
-        rig.learner.clock_now[0] = 2.5
-        await until(lambda: len(rig.seen) == 1)
-        assert rig.learner.clock_now[0] == 3.5
-        rig.learner.clock_now[0] = 5.9
-        await rig.looks(5)
-        assert len(rig.evaluator.asked) == 1
-        rig.learner.clock_now[0] = 6.0
-        await until(lambda: len(rig.seen) == 2)
-        assert [r.env_steps for r in rig.schedule.evaluations] == [11 * rig.learner.inserted_steps + 5] * 2
-        await cancelled(task)
 
     asyncio.run(scenario())
 

@@ -28,23 +28,25 @@ from asyncrl.groups.fusing import FusionStatistics
 from asyncrl.groups.place import Place
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.protocols import Policy
-from asyncrl.run import grouped, parts
-from asyncrl.run.alone import Alone
-from asyncrl.run.group_shares import (
+from asyncrl.run import grouped
+from asyncrl.run import run as run_module
+from asyncrl.run.grouped import (
+    Group,
     actor_indices,
     made_before,
+    made_by_others,
+    own_place,
     seed_of,
     share_of,
     share_of_algorithm,
     shared_options,
+    without_others,
 )
-from asyncrl.run.grouped import Group, own_place
 from asyncrl.shm.ring import RingLayout, RingWriter
 from asyncrl.shm.segment import Segment
 from asyncrl.shm.weights import WeightMailbox
 from asyncrl.storage.checkpoint import CheckpointMeta
 from asyncrl.storage.resume import Resumption
-from asyncrl.trainer import make_run
 
 SPEC = EnvSpec("any", (4,), "float32", DiscreteAction(2))
 CONFIG = TrainerConfig(
@@ -109,18 +111,50 @@ def test_one_group_counts_its_actors_and_seeds_as_without_groups(actor_of: Calla
         assert plain.policy._exponents.tolist() == one.policy._exponents.tolist()
 
 
-def test_a_run_places_its_actors_by_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+class Second:
+    """The second of three groups, which has no connection to the others."""
+
+    leads, among, max_env_steps, resumed = True, (4, 6), 100, None
+
+    def __init__(self, config: TrainerConfig, algorithm: Any) -> None:
+        self.config, self.algorithm, self.whole = config, algorithm, (config, algorithm)
+
+    async def attach(self, *_: object) -> None: ...
+
+    async def leave(self) -> None: ...
+
+    async def learn(self, learner: Any) -> None:
+        await learner.run()
+
+    def tell_stop(self, reason: str) -> None: ...
+
+    def scheduled_elsewhere(self) -> int:
+        return 0
+
+    def other_steps(self, env_steps: int) -> int:
+        return 0
+
+    def shown(self, snapshot: Any) -> Any:
+        return snapshot
+
+    @classmethod
+    async def join(cls, place: object, config: TrainerConfig, algorithm: Any, *_: object) -> Second:
+        return cls(config, algorithm)
+
+
+def test_a_run_places_its_actors_by_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[PoolPlan] = []
 
     def kept(*arguments: Any) -> PoolPlan:
         plans.append(PoolPlan(*arguments))
         return plans[-1]
 
-    monkeypatch.setattr(parts, "PoolPlan", kept)
+    monkeypatch.setattr(run_module, "PoolPlan", kept)
     options: dict[str, Any] = {"num_actors": 2, "http": "off", "target_eval_episodes": 1}
-    for share in ((None, 0, 1), (None, 2, 3)):
-        monkeypatch.setattr(Alone, "share", share)
-        Trainer("CartPole-v1", "dqn", total_steps=100, **options).learn()
+    Trainer("CartPole-v1", "dqn", total_steps=100, **options).learn()
+    monkeypatch.setattr(grouped, "own_place", lambda config: object())
+    monkeypatch.setattr(grouped, "Group", Second)
+    Trainer("CartPole-v1", "dqn", total_steps=100, **options).learn()
     assert [plan.among for plan in plans] == [None, (4, 6)]
 
 
@@ -159,10 +193,10 @@ def test_counters_go_on_over_all_groups_whatever_their_number() -> None:
 
 
 def test_one_group_goes_on_with_what_several_have_begun() -> None:
-    alone = Alone(CONFIG, DQN(), going_on(5000, [0, 2001], 700, [0, 300]))
-    assert alone.config.total_steps == CONFIG.total_steps - 2001
-    assert alone.others() == {"env_steps": [2001], "updates": [300]}
-    assert Alone(CONFIG, DQN(), going_on(5000, [], 700, [])).config == CONFIG
+    resumed = going_on(5000, [0, 2001], 700, [0, 300])
+    assert without_others(CONFIG, resumed).total_steps == CONFIG.total_steps - 2001
+    assert made_by_others(resumed, groups=1) == (2001, 300)
+    assert without_others(CONFIG, going_on(5000, [], 700, [])) == CONFIG
 
 
 def test_another_group_goes_on_without_what_is_rank_0s() -> None:
@@ -182,7 +216,7 @@ def test_a_group_tells_its_share_and_the_policy_lag_of_all_its_steps() -> None:
         earlier_lives=[],
     )
     group = Group(session, CONFIG, DQN(), None)
-    assert group.share == (5001, 0, 2)
+    assert (group.max_env_steps, group.among) == (5001, (0, 4))
     assert group.groups()[0].policy_lag_mean == 0.0, "nothing was received yet"
     shown = group.shown(make_snapshot(policy_lag_counts=(1, 0, 4), policy_lag_sum=8.0, policy_lag_mean=0.0))
     assert [one.policy_lag_mean for one in shown.groups] == [1.6, 4.5]
@@ -261,7 +295,7 @@ def test_an_evaluation_after_three_groups_have_become_two_counts_the_steps_of_al
 def test_schedules_of_async_run_over_the_steps_of_all_groups() -> None:
     config = dataclasses.replace(CONFIG, fusion="async", total_steps=100_000)
     group = group_of(config, None, [])
-    assert group.config.total_steps == 100_000 and group.share[0] == 100_000
+    assert group.config.total_steps == 100_000 and group.max_env_steps == 100_000
     assert group.scheduled_elsewhere() == 0
     group._beat({0: {"env_steps": 60_000}, 1: {"env_steps": 5010}})
     assert group.scheduled_elsewhere() == 5010
@@ -329,15 +363,14 @@ def test_a_learner_that_does_not_give_its_state_is_waited_for_a_while_only(
         state.state_of(learner, ended)
 
 
-def test_a_run_that_cannot_be_made_tells_the_other_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_cannot_be_made_tells_the_other_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[BaseException] = []
-    nothing: Any = None
-    group: Any = SimpleNamespace(config=CONFIG, algorithm=DQN(), tell_failure=told.append)
-
-    def refused(*_: object) -> None:
-        raise ConfigurationError("the directory is that of another run")
-
-    monkeypatch.setattr(make_run, "Coordinator", refused)
+    monkeypatch.setattr(grouped, "own_place", lambda config: object())
+    monkeypatch.setattr(Second, "tell_failure", lambda self, error: told.append(error), raising=False)
+    monkeypatch.setattr(grouped, "Group", Second)
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(ConfigurationError):
-        make_run.make_run(group, nothing, nothing, nothing, None, nothing)
-    assert [str(error) for error in told] == ["[ASYNC017] the directory is that of another run"]
+        Trainer("CartPole-v1", "dqn", run_dir=tmp_path, http="off").learn(total_steps=100)
+    assert ["holds a run" in str(error) for error in told] == [True]

@@ -13,7 +13,7 @@ from waiting import PATIENCE_SECONDS
 
 from asyncrl import Trainer
 from asyncrl.learning.learner_thread import LearnerThread
-from asyncrl.run import build
+from asyncrl.run import run as run_module
 from asyncrl.run.machine import take_own_gpu
 from asyncrl.trainer.rank import place_on_machine
 
@@ -60,7 +60,7 @@ def test_the_learner_takes_its_gpu_before_the_updater_is_made(
     thread = LearnerThread(1)
     try:
         algorithm: Any = SimpleNamespace(make_updater=make_updater)
-        making = thread._executor.submit(build._make_updater, algorithm, None, "cuda", 5, None)  # type: ignore[arg-type]
+        making = thread._executor.submit(run_module.make_updater, algorithm, None, "cuda", 5, None)  # type: ignore[arg-type]
         making.result(PATIENCE_SECONDS)
     finally:
         thread.close()
@@ -73,12 +73,12 @@ def test_the_learner_takes_its_gpu_before_the_updater_is_made(
 def test_a_run_asks_for_its_gpu_on_its_own_thread_too(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        build, "take_own_gpu", lambda device: asked.append((device, threading.current_thread().name))
+        run_module, "take_own_gpu", lambda device: asked.append((device, threading.current_thread().name))
     )
     options: dict[str, Any] = {"num_actors": 1, "http": "off", "target_eval_episodes": 1}
     Trainer("CartPole-v1", "dqn", total_steps=100, device="cpu", **options).learn()
     assert [device for device, _ in asked] == ["cpu", "cpu"]
-    assert asked[0][1] == "asyncrl-coordinator" != asked[1][1]
+    assert asked[0][1] == "asyncrl-run" != asked[1][1]
 
 
 def test_ranks_with_an_agent_each_still_share_their_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.histogram import HistogramStatistics
 from asyncrl.learning.learner import LearnerReport
 from asyncrl.learning.pace import BalanceStatistics
-from asyncrl.run import report
-from asyncrl.run.report import SnapshotBuilder
+from asyncrl.run import reporting
+from asyncrl.run.callbacks import Callbacks
+from asyncrl.run.reporting import Reporter
 from asyncrl.run.summary import summarize
 from asyncrl.show.metrics import EvaluationResult
 
@@ -57,32 +58,39 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(report.time, "monotonic", clock.monotonic)
+    monkeypatch.setattr(reporting.time, "monotonic", clock.monotonic)
     return clock
 
 
+def make_reporter(config: TrainerConfig, clock: TrainClock) -> Reporter:
+    callbacks = Callbacks(None, (), lambda: None, lambda _: None)
+    return Reporter(config, clock, lambda snapshot: None, callbacks)
+
+
 @pytest.fixture
-def builder(clock: Clock) -> SnapshotBuilder:
+def reporter(clock: Clock) -> Reporter:
     config = TrainerConfig(env="CartPole-v1", algo="ppo", target_training_return=300)
-    return SnapshotBuilder(config, 4096, TrainClock(clock.monotonic))
+    return make_reporter(config, TrainClock(clock.monotonic))
 
 
-def test_rates_are_differences_over_the_interval(builder: SnapshotBuilder, clock: Clock) -> None:
+def test_rates_are_differences_over_the_interval(reporter: Reporter, clock: Clock) -> None:
     clock.now += 2.0
-    first = builder.snapshot("training", actors=(make_actor(env_steps=1000),), learner=learner_report())
+    first = reporter.snapshot("training", actors=(make_actor(env_steps=1000),), learner=learner_report())
     assert (first.env_steps_per_second, first.received_steps_per_second) == (500.0, 400.0)
     assert (first.consumed_samples_per_second, first.consumption_per_production) == (1750.0, 3.5)
     assert (first.updates_per_second, first.learner_wait_fraction) == (25.0, 0.5)
     clock.now += 0.5
     later = learner_report(updates=60, balance=replace(BALANCE, received_steps=1100, sampled=4500))
-    second = builder.snapshot("training", actors=(make_actor(env_steps=1250),), learner=later)
+    second = reporter.snapshot("training", actors=(make_actor(env_steps=1250),), learner=later)
     assert (second.env_steps_per_second, second.received_steps_per_second) == (500.0, 600.0)
     assert (second.consumed_samples_per_second, second.consumption_per_production) == (2000.0, 4.0)
 
 
-def test_a_snapshot_takes_over_what_the_parts_say(builder: SnapshotBuilder, clock: Clock) -> None:
+def test_a_snapshot_takes_over_what_the_parts_say(reporter: Reporter, clock: Clock) -> None:
     clock.now += 1.0
-    snapshot = builder.snapshot("training", actors=(make_actor(),), learner=learner_report())
+    snapshot = reporter.snapshot(
+        "training", actors=(make_actor(),), learner=learner_report(), replay_capacity=4096
+    )
     assert (snapshot.discipline, snapshot.target_training_return, snapshot.target_return) == (
         "relaxed",
         300.0,
@@ -98,14 +106,12 @@ LAG = HistogramStatistics(2.5, 4.0, 7, 1000, (0, 1, 2), (300, 300, 400))
 VERSIONS = HistogramStatistics(1.5, 2.0, 3, 100, (0, 1), (50, 50))
 
 
-def test_a_snapshot_keeps_lag_and_both_kinds_of_staleness_apart(
-    builder: SnapshotBuilder, clock: Clock
-) -> None:
+def test_a_snapshot_keeps_lag_and_both_kinds_of_staleness_apart(reporter: Reporter, clock: Clock) -> None:
     clock.now += 1.0
     learner = learner_report(
         policy_lag=LAG, staleness_versions=VERSIONS, publish_interval=4.0, publish_seconds=25e-6
     )
-    snapshot = builder.snapshot("training", learner=learner)
+    snapshot = reporter.snapshot("training", learner=learner)
     assert (snapshot.policy_lag_mean, snapshot.policy_lag_p95, snapshot.policy_lag_max) == (2.5, 4.0, 7)
     assert (snapshot.policy_lag_edges, snapshot.policy_lag_counts) == ((0, 1, 2), (300, 300, 400))
     assert (snapshot.staleness_mean, snapshot.staleness_p95, snapshot.staleness_max) == (2.0, 5.0, 9)
@@ -122,25 +128,23 @@ def test_the_summary_says_both_of_the_whole_run() -> None:
     assert summary["staleness"] == {"mean": 2.0, "p95": 5.0, "max": 9, "discarded_fraction": 0.002}
 
 
-def test_a_snapshot_has_every_evaluation_and_the_last_of_them(builder: SnapshotBuilder, clock: Clock) -> None:
+def test_a_snapshot_has_every_evaluation_and_the_last_of_them(reporter: Reporter, clock: Clock) -> None:
     clock.now += 1.0
-    assert builder.snapshot("training").evaluation is None
+    assert reporter.snapshot("training").evaluation is None
     later = replace(EVALUATION, env_steps=1800)
-    snapshot = builder.snapshot("training", evaluations=(EVALUATION, later), best=EVALUATION)
+    snapshot = reporter.snapshot("training", evaluations=(EVALUATION, later), best=EVALUATION)
     assert snapshot.evaluation == later and snapshot.best_evaluation == EVALUATION
     assert snapshot.evaluations == (EVALUATION, later)
 
 
-def test_before_the_learner_is_there_and_after_the_actors_are_gone(
-    builder: SnapshotBuilder, clock: Clock
-) -> None:
+def test_before_the_learner_is_there_and_after_the_actors_are_gone(reporter: Reporter, clock: Clock) -> None:
     clock.now += 1.0
-    start = builder.snapshot("starting")
+    start = reporter.snapshot("starting")
     assert (start.discipline, start.discarded_fraction, start.consumption_per_production) == ("", 0.0, 0.0)
     clock.now += 1.0
-    builder.snapshot("training", actors=(make_actor(),), learner=learner_report())
+    reporter.snapshot("training", actors=(make_actor(),), learner=learner_report())
     clock.now += 1.0
-    failed = builder.snapshot("failed")
+    failed = reporter.snapshot("failed")
     rates = (
         failed.env_steps_per_second,
         failed.received_steps_per_second,
@@ -177,15 +181,15 @@ def test_each_clock_is_said_where_it_ended_the_run(
 
 def test_waiting_while_the_clock_stands_is_not_counted() -> None:
     clock = TrainClock()
-    builder = SnapshotBuilder(TrainerConfig(env="CartPole-v1", algo="ppo"), 0, clock)
-    builder.count_waiting(0.5)
-    assert builder.actor_wait_seconds == 0.0, "start-up"
+    reporter = make_reporter(TrainerConfig(env="CartPole-v1", algo="ppo"), clock)
+    reporter.count_waiting(0.5)
+    assert reporter.actor_wait_seconds == 0.0, "start-up"
     clock.start()
-    builder.count_waiting(2.0)
+    reporter.count_waiting(2.0)
     clock.pause()
-    builder.count_waiting(7.0)
+    reporter.count_waiting(7.0)
     clock.resume()
-    builder.count_waiting(7.25)
-    assert builder.actor_wait_seconds == 1.75
-    summary = summarize(make_snapshot(train_seconds=3.5), learner_report(), None, builder.actor_wait_seconds)
+    reporter.count_waiting(7.25)
+    assert reporter.actor_wait_seconds == 1.75
+    summary = summarize(make_snapshot(train_seconds=3.5), learner_report(), None, reporter.actor_wait_seconds)
     assert summary["actor_wait_fraction"] == 0.5

@@ -14,7 +14,7 @@ from asyncrl.config import TrainerConfig
 from asyncrl.errors import SamplesTooStale
 from asyncrl.learning.clock import TrainClock
 from asyncrl.run.callbacks import Callback, Callbacks
-from asyncrl.run.reporting import LEAST_SECONDS, Reporting, ReportTimes
+from asyncrl.run.reporting import LEAST_SECONDS, Reporter, ReportTimes
 
 
 class Clock:
@@ -135,9 +135,10 @@ def test_a_run_that_ends_with_its_last_evaluation_is_not_kept_waiting() -> None:
 STALE = {"discarded_fraction": 0.6, "env_steps_per_second": 4000.0, "received_steps_per_second": 3900.0}
 
 
-def reporting() -> Reporting:
+def reporter() -> Reporter:
     config = TrainerConfig(env="CartPole-v1", algo="dqn")
-    return Reporting(config, TrainClock(), lambda snapshot: None)
+    callbacks = Callbacks(None, (), lambda: None, lambda _: None)
+    return Reporter(config, TrainClock(), lambda snapshot: None, callbacks)
 
 
 @pytest.mark.parametrize(
@@ -161,11 +162,11 @@ def reporting() -> Reporting:
 )
 def test_asyncrl_020_says_who_is_how_much_faster(fields: dict[str, Any], text: str) -> None:
     with pytest.warns(SamplesTooStale, match=rf"ASYNC020\] 60% of the steps .*: actors .*{text}; raise"):
-        reporting().show(make_snapshot(**{**STALE, **fields}))
+        reporter().show(make_snapshot(**{**STALE, **fields}))
 
 
 def test_asyncrl_020_is_given_once_and_only_when_half_is_lost() -> None:
-    told = reporting()
+    told = reporter()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         told.show(make_snapshot(discarded_fraction=0.49))
@@ -186,9 +187,9 @@ def test_callbacks_hear_of_a_change_once_and_of_the_end() -> None:
 
     shown: list[Any] = []
     counts = Counts()
-    callbacks = Callbacks(None, [counts])
+    callbacks = Callbacks(None, [counts], lambda: None, lambda _: None)
     config = TrainerConfig(env="CartPole-v1", algo="dqn")
-    told = Reporting(config, TrainClock(), shown.append, callbacks)
+    told = Reporter(config, TrainClock(), shown.append, callbacks)
     for state in ("starting", "starting"):
         told.show(make_snapshot(state=state, env_steps=0, updates=0))
     callbacks.start()
@@ -200,3 +201,13 @@ def test_callbacks_hear_of_a_change_once_and_of_the_end() -> None:
     told.show(make_snapshot(env_steps=20, updates=1, stop_reason="total_steps"))
     assert counts.steps == [(0, None), (10, None), (20, None), (20, None), (20, "total_steps")]
     assert len(shown) == 21, "the page is told each time"
+
+
+def test_the_curve_of_returns_has_each_point_once_and_the_newest() -> None:
+    told = reporter()
+    for steps in range(1, 402):
+        told.show(make_snapshot(env_steps=steps, return_mean=float(steps)))
+        for _ in range(4):  # a state is told again and again, such as the progress of an evaluation
+            told.tell("evaluating")
+    assert len(told.returns) == len(set(told.returns)) > 150
+    assert told.returns[-1] == (401, 401.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import socket
@@ -151,6 +152,15 @@ class ServerThread:
     def stream(self) -> EventStream:
         """An open event stream whose head has been read."""
         return EventStream(self)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """All data until the other side closes the connection in any way."""
+    parts = []
+    with contextlib.suppress(ConnectionError):
+        while part := connection.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
 
 
 class EventStream:

@@ -21,10 +21,9 @@ from headless_browser import Browser
 from serving import PATIENCE_SECONDS, TOKEN, ServerThread
 
 import asyncrl
-from asyncrl.cli.table import COMMANDS
-from asyncrl.server.curves import MOST_POINTS, curves
+from asyncrl.cli.main import COMMANDS
 from asyncrl.server.discovery import port_in_use
-from asyncrl.server.folder import FolderServer
+from asyncrl.server.folder import MOST_POINTS, FolderServer, curves
 from asyncrl.server.pages import FOLDER_PAGE, load_page
 from asyncrl.show.kept_run import KeptRun
 

@@ -18,7 +18,7 @@ from snapshots import make_snapshot
 from waiting import wait_until
 
 from asyncrl.errors import ConfigurationError, PortInUse
-from asyncrl.server import discovery, listener, write_http_file
+from asyncrl.server import discovery, http_server, write_http_file
 from asyncrl.server.feed import HISTORY_POINTS, SnapshotFeed
 
 
@@ -55,7 +55,7 @@ def test_a_port_that_a_silent_stranger_holds_is_asked_once_for_half_a_second() -
                 with stranger.accept()[0] as connection:
                     requests.append(connection.recv(4096))
     assert sum(b"aiohttp" in request for request in requests) == 1, (
-        "`asyncrl ps` of another test asks by urllib"
+        "`asyncrl ls` of another test asks by urllib"
     )
     assert discovery.ASK_SECONDS == 0.5
 
@@ -97,21 +97,22 @@ def test_an_address_of_another_machine_cannot_be_bound(loops: str) -> None:
 
 def wait_longer_than_the_test(thread: ServerThread) -> None:
     """Give the server's other limits more time than its `close` has here, so that it must not wait for one."""
-    assert thread.server._guard is not None and listener.GOODBYE_SECONDS == 0.5
-    thread.server._guard._head_seconds = 10 * PATIENCE_SECONDS
-    thread.server._routes._write_seconds = thread.server._feed._tick_seconds = 10 * PATIENCE_SECONDS
+    assert http_server.GOODBYE_SECONDS == 0.5
+    thread.server._keepalive_seconds = 10 * PATIENCE_SECONDS
+    thread.server._write_seconds = thread.server._feed._tick_seconds = 10 * PATIENCE_SECONDS
 
 
 @pytest.mark.parametrize("loops", ["asyncio", "uvloop"])
 def test_close_ends_streams_at_once_with_a_last_snapshot(loops: str) -> None:
-    thread = ServerThread(loops=loops).start()
+    thread = ServerThread(loops=loops)
     wait_longer_than_the_test(thread)
+    thread.start()
     stream = thread.stream()
     assert stream.event() == "retry: 2000"
     assert stream.event().startswith("event: evaluations")
     assert stream.event().startswith("data: ")
     with thread.open(b"GET /st"), thread.open():
-        wait_until(lambda: thread.server.statistics().open == 3, "all three connections")
+        wait_until(lambda: thread.server.connections == 3, "all three connections")
         thread.run.snapshot = make_snapshot(state="stopped", stop_reason="total_steps", env_steps=4000)
         thread.close()
     events = []
@@ -134,11 +135,12 @@ def test_close_is_idempotent_and_frees_the_port() -> None:
 
 
 def test_close_does_not_wait_for_a_stream_that_nobody_reads() -> None:
-    thread = ServerThread().start()
+    thread = ServerThread()
     wait_longer_than_the_test(thread)
+    thread.start()
     thread.run.snapshot = make_snapshot(error="x" * 12_000_000)
     with thread.open(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"):
-        wait_until(lambda: len(thread.server._routes.streams) == 1, "the stream")
+        wait_until(lambda: len(thread.server._streams) == 1, "the stream")
         thread.close()
 
 
@@ -149,18 +151,11 @@ def test_close_leaves_a_checkpoint_under_way_alone() -> None:
     with thread.open(head.encode()):
         wait_until(lambda: thread.run.checkpoints == 1, "the checkpoint's beginning")
         thread.call(thread.server.close())
-        task = thread.server._routes._writing
+        task = thread.server._writing
         assert task is not None and not task.cancelled()
         thread.run.checkpoint_gate.set()
         wait_until(task.done, "the checkpoint")
         assert task.result() == "runs/x/checkpoints/latest"
-    thread.close()
-
-
-def test_statistics_before_the_start() -> None:
-    thread = ServerThread()
-    with pytest.raises(RuntimeError, match="has not been started"):
-        thread.server.statistics()
     thread.close()
 
 

@@ -203,7 +203,7 @@ def test_no_series_of_prometheus_ends_while_the_run_goes_on(server: ServerThread
 
 
 @pytest.mark.parametrize(
-    ("module", "library"), [("asyncrl.server", "prometheus_client"), ("asyncrl.run.coordinator", "aiohttp")]
+    ("module", "library"), [("asyncrl.server", "prometheus_client"), ("asyncrl.run.run", "aiohttp")]
 )
 def test_a_library_is_loaded_when_it_is_needed_only(module: str, library: str) -> None:
     script = f"import sys, {module}; sys.exit({library!r} in sys.modules)"
@@ -313,9 +313,12 @@ def test_a_checkpoint_is_written_once_for_all_who_ask_meanwhile(server: ServerTh
     ]
     for ask in asks:
         ask.start()
-    busy = server.server._guard
-    assert busy is not None
-    wait_until(lambda: sum(c.busy for c in list(busy._open.values())) == 3, "three requests under way")
+    http = server.server._runner
+    assert http is not None and http.server is not None
+    connections = http.server
+    wait_until(
+        lambda: sum(c._current_request is not None for c in connections.connections) == 3, "three requests"
+    )
     server.run.checkpoint_gate.set()
     for ask in asks:
         ask.join()
@@ -330,7 +333,7 @@ def test_a_client_that_leaves_does_not_end_its_checkpoint(server: ServerThread) 
     head = f"POST /checkpoint HTTP/1.1\r\nHost: localhost\r\nX-AsyncRL-Token: {TOKEN}\r\n\r\n"
     server.open(head.encode()).close()
     wait_until(lambda: server.run.checkpoints == 1, "the checkpoint's beginning")
-    task = server.server._routes._writing
+    task = server.server._writing
     assert task is not None
     server.run.checkpoint_gate.set()
     wait_until(task.done, "the checkpoint")

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from asyncrl import DQN, IMPALA, PPO, R2D2, SAC, Trainer
-from asyncrl.trainer.run_thread import TrainResult
+from asyncrl.run.result import TrainResult
 
 RUNS: dict[str, tuple[str, Any]] = {
     "dqn": (

@@ -75,7 +75,7 @@ def test_an_error_in_the_background_is_printed_once(capfd: pytest.CaptureFixture
     run = trainer(Raises, http="off")
     run.start()
     with pytest.raises(errors.EnvironmentRaised):
-        run._run.done.result(timeout=PATIENCE_SECONDS)
+        run._done.result(timeout=PATIENCE_SECONDS)
     run.close()
     printed = capfd.readouterr().err
     assert printed.count("[ASYNC002]") == 1 and printed.startswith("asyncrl: the run of dqn in ")
@@ -113,7 +113,7 @@ def test_an_interrupt_that_another_thread_receives_is_heard() -> None:
     def interrupt() -> None:
         wait_for_steps(run)
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
-        if not run._run.done.done() and not ended.wait(PATIENCE_SECONDS):  # else the test would hang
+        if not run._done.done() and not ended.wait(PATIENCE_SECONDS):  # else the test would hang
             run.stop()
 
     ended = threading.Event()

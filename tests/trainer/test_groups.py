@@ -25,8 +25,7 @@ from waiting import PATIENCE_SECONDS, wait_until
 from asyncrl import DQN, Snapshot, Trainer, TrainerConfig
 from asyncrl.errors import EnvironmentRaised, GroupLost, StoppedWhileStarting
 from asyncrl.groups.launch import describe_failure, free_port
-from asyncrl.trainer.rank_messages import SOCKET, Channel
-from asyncrl.trainer.ranks import Ranks
+from asyncrl.trainer.ranks import SOCKET, Channel, Ranks
 
 SMALL: dict[str, Any] = {"num_actors": 1, "envs_per_actor": 8, "eval_interval_steps": None}
 SMALL |= {"target_eval_episodes": 2, "http": "off"}
@@ -110,7 +109,7 @@ def test_the_command_line_starts_two_groups(tmp_path: Path) -> None:
         "off",
     ]
     line += ["--eval-interval-steps", "none", "--target-eval-episodes", "2", "--run-dir", str(run)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=3 * PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     assert "stopped by    total_steps" in done.stdout
     summary = json.loads((run / "summary.json").read_text())
@@ -141,7 +140,7 @@ def test_torchrun_by_two_commands_on_two_addresses(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     machines = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
-    outputs = [machine.communicate(timeout=200)[0] for machine in machines]
+    outputs = [machine.communicate(timeout=3 * PATIENCE_SECONDS)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0]
     assert "stopped by    total_steps" in outputs[0] and outputs[1] == ""
     summary = json.loads((run / "summary.json").read_text())
@@ -180,7 +179,7 @@ def test_a_killed_rank_ends_average_at_once_and_is_named(tmp_path: Path) -> None
         wait_until_both_learn(trainer)
         rank_process(1).send_signal(signal.SIGKILL)
         with pytest.raises(GroupLost, match=r"Rank 1 on .* is lost") as caught:
-            trainer._run.done.result(PATIENCE_SECONDS)
+            trainer._done.result(PATIENCE_SECONDS)
     finally:
         trainer.close()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -198,10 +197,10 @@ def test_ranks_that_do_not_end_after_one_was_lost_are_killed(monkeypatch: pytest
         killed = asyncio.Event()
         ranks._errors, ranks._loop = {}, asyncio.get_running_loop()
         monkeypatch.setattr(ranks, "kill", killed.set)
-        ranks._receive(None, ("outcome", 1, None, ValueError("its environment failed")))  # type: ignore[arg-type]
+        ranks._receive(None, ("result", 1, None, ValueError("its environment failed")))  # type: ignore[arg-type]
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(killed.wait(), 0.2)
-        ranks._receive(None, ("outcome", 1, None, GroupLost("Rank 0 is lost.", fix="")))  # type: ignore[arg-type]
+        ranks._receive(None, ("result", 1, None, GroupLost("Rank 0 is lost.", fix="")))  # type: ignore[arg-type]
         await asyncio.wait_for(killed.wait(), 10)
 
     asyncio.run(outcomes())
@@ -209,7 +208,7 @@ def test_ranks_that_do_not_end_after_one_was_lost_are_killed(monkeypatch: pytest
 
 def bare_ranks(**attributes: Any) -> Ranks:
     ranks = object.__new__(Ranks)
-    start: dict[str, Any] = {"_errors": {}, "outcome": None, "_reason": None, "_channels": {}, "_pids": {}}
+    start: dict[str, Any] = {"_errors": {}, "result": None, "_reason": None, "_channels": {}, "_pids": {}}
     for name, value in {**start, **attributes}.items():
         setattr(ranks, name, value)
     return ranks
@@ -257,16 +256,16 @@ def test_nothing_is_killed_after_the_ranks_have_ended(monkeypatch: pytest.Monkey
 def test_callbacks_of_a_run_that_goes_on_get_new_evaluations_only() -> None:
     called: list[Any] = []
     resumed = SimpleNamespace(run={"evaluations": {"return_mean": np.zeros(2)}})
-    callbacks: Any = SimpleNamespace(
-        attach=lambda *_: None, started=True, evaluation=called.append, report=lambda _: None
-    )
     old, new, thinned = ("a", "b"), ("a", "b", "c"), ("b", "d")
 
+    class Evaluated:
+        def on_evaluation(self, trainer: None, evaluation: str) -> None:
+            called.append(evaluation)
+
     async def show() -> None:
-        group: Any = SimpleNamespace(resumed=resumed)
-        server: Any = SimpleNamespace(close=lambda: None)
         nothing: Any = None
-        ranks = Ranks(*(nothing,) * 3, server, lambda _: None, None, callbacks, group)
+        going_on: Any = resumed
+        ranks = Ranks(nothing, nothing, nothing, lambda _: None, going_on, None, [Evaluated()])
         for evaluations in ((), old, old, new, new, thinned, thinned):
             ranks._show(SimpleNamespace(state="training", evaluations=evaluations))  # type: ignore[arg-type]
 
@@ -292,7 +291,7 @@ def test_an_outcome_that_is_still_read_when_the_ranks_have_ended_is_kept(
             connection.connect(str(Path(command[-1]) / SOCKET))
             channel = Channel(connection)
             channel.send("hello", 0, 4711)
-            channel.send("outcome", 0, ["policy", SlowToRead()], None)
+            channel.send("result", 0, ["policy", SlowToRead()], None)
             channel.close()
             wait_until(lambda: "asyncrl-rank" in {thread.name for thread in threading.enumerate()}, "it")
             on_end([])
@@ -303,10 +302,9 @@ def test_an_outcome_that_is_still_read_when_the_ranks_have_ended_is_kept(
     monkeypatch.setattr("asyncrl.groups.launch.Launch", Ended)
 
     async def run() -> Any:
-        server: Any = SimpleNamespace(close=lambda: None)
         source: Any = None
         config = TrainerConfig(env="any", algo="dqn", groups=2)
-        return await Ranks(config, DQN(), source, server, lambda _: None).run()
+        return await Ranks(config, DQN(), source, lambda _: None).run()
 
     assert asyncio.run(run()) == ["policy", None]
 
@@ -321,7 +319,7 @@ def test_an_environment_in_a_module_beside_the_script_is_found_by_the_ranks(tmp_
         f"print(Trainer(make, 'dqn', total_steps=500, groups=2, **{SMALL!r}).learn().stop_reason)\n"
     )
     line = [sys.executable, str(tmp_path / "train.py")]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=200, cwd="/")
+    done = subprocess.run(line, capture_output=True, text=True, timeout=3 * PATIENCE_SECONDS, cwd="/")
     assert done.returncode == 0 and done.stdout.endswith("total_steps\n"), done.stderr
 
 

@@ -207,20 +207,6 @@ def test_a_checkpoint_whose_run_holds_something_else_is_refused(run: Path, name:
         Trainer.resume(run, "+100").learn()
 
 
-def test_a_directory_that_is_gone_is_made_again_with_the_replay(tmp_path: Path) -> None:
-    class Removes:
-        def on_report(self, trainer: Trainer, snapshot: Any) -> bool:
-            if snapshot.updates and snapshot.state == "training":
-                shutil.rmtree(tmp_path / "run")
-            return not snapshot.updates
-
-    options = {**SMALL, "eval_interval_steps": None, "report_interval_steps": 50}
-    own = Trainer("CartPole-v1", ALGORITHM, run_dir=tmp_path / "run", save_replay_buffer=True, **options)
-    assert own.learn(callbacks=[Removes()]).stop_reason == "stopped"
-    assert (tmp_path / "run" / "checkpoints" / "latest").exists()
-    assert len(list((tmp_path / "run" / "checkpoints").glob("*.replay"))) == 1
-
-
 def test_options_that_may_not_change_are_refused_by_name_and_values(run: Path) -> None:
     with pytest.raises(ConfigurationError, match="hidden_sizes may not change") as raised:
         Trainer.resume(run, "+1", hidden_sizes=(32,))

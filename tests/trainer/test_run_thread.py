@@ -1,4 +1,4 @@
-"""The run's thread: its ends by the script's end, a disk that hangs, interrupts and callbacks; the curve of returns."""
+"""The thread of a run: ends by the script's end, a disk that hangs, interrupts and callbacks."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from typing import Any
 import gymnasium
 import pytest
 from small_records import small
-from snapshots import make_snapshot
 from waiting import PATIENCE_SECONDS, wait_until
 
 import asyncrl
 from asyncrl import Snapshot, Trainer
 from asyncrl.errors import FilesNotWritten, StoppedWhileStarting
 from asyncrl.learning.learner import Learner
-from asyncrl.run import ending, saving
+from asyncrl.run import evaluate, saving, slow_stop
+from asyncrl.run.run import Run
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.storage.checkpoint import read_policy
 from asyncrl.storage.checkpoint_folder import CheckpointFolder
-from asyncrl.trainer import run_end, running
+from asyncrl.trainer import running
 from asyncrl.trainer import trainer as trainer_module
-from asyncrl.trainer.run_thread import SERVED_SECONDS
+from asyncrl.trainer.trainer import SERVED_SECONDS
 
 
 def trainer(env: Any = "CartPole-v1", **options: Any) -> Trainer:
@@ -95,15 +95,15 @@ def test_learn_at_exit_is_refused_in_one_sentence() -> None:
 
 def test_a_forked_child_closes_no_runs_of_its_parent() -> None:
     """As one of `multiprocessing`, which ends by the same functions of `threading`."""
-    run = trainer()._run
-    run_end.close_at_exit(run)
+    run = trainer()
+    running.add(run, None)
     try:
         child = os.fork()
         if not child:
-            os._exit(len(run_end._open))
+            os._exit(len(running._started))
         assert os.waitpid(child, 0)[1] == 0
     finally:
-        run_end.forget(run)
+        running.remove(run)
 
 
 @pytest.mark.parametrize("interval", [None, 500])
@@ -112,9 +112,9 @@ def test_a_disk_that_hangs_costs_only_the_files(
 ) -> None:
     released = threading.Event()
     monkeypatch.setattr(CheckpointFolder, "save", lambda *given, **named: released.wait(3 * PATIENCE_SECONDS))
-    monkeypatch.setattr(ending, "STEP_SECONDS", 0.5)
+    monkeypatch.setattr(slow_stop, "STEP_SECONDS", 0.5)
     monkeypatch.setattr(saving, "BEST_SECONDS", 0.5, raising=False)
-    monkeypatch.setattr(run_end, "WORKER_SECONDS", 0.5)
+    monkeypatch.setattr(trainer_module, "WORKER_SECONDS", 0.5)
     results = []
     run = trainer(run_dir=tmp_path, eval_interval_steps=interval, eval_episodes=1)
     with pytest.warns(FilesNotWritten, match="cannot be written"):
@@ -125,7 +125,7 @@ def test_a_disk_that_hangs_costs_only_the_files(
         released.set()
         thread.join(PATIENCE_SECONDS)
     assert not waits
-    assert run._run._thread is not None and not run._run._thread.is_alive()
+    assert run._thread is not None and not run._thread.is_alive()
     (result,) = results
     assert result.evaluation is not None and result.evaluation.episodes == 2
     assert result.unsaved == "the disk did not answer in time"
@@ -146,9 +146,9 @@ def test_a_final_evaluation_is_kept_though_its_file_hangs(
 
     save, hangs, released = CheckpointFolder.save, threading.Event(), threading.Event()
     monkeypatch.setattr(CheckpointFolder, "save", hangs_later)
-    monkeypatch.setattr(ending.Ending, "_wait_and_tell", until_it_hangs)
-    monkeypatch.setattr(ending, "STEP_SECONDS", 0.5)
-    monkeypatch.setattr(run_end, "WORKER_SECONDS", 0.5)
+    monkeypatch.setattr(evaluate.EvaluationSchedule, "_wait_and_tell", until_it_hangs)
+    monkeypatch.setattr(slow_stop, "STEP_SECONDS", 0.5)
+    monkeypatch.setattr(trainer_module, "WORKER_SECONDS", 0.5)
     try:
         with pytest.warns(FilesNotWritten, match="the last checkpoint cannot be written"):
             result = trainer(run_dir=tmp_path, eval_interval_steps=None).learn(total_steps=1_000)
@@ -175,10 +175,10 @@ def test_a_run_stopped_while_it_is_built_has_a_policy_after_close(close: Any) ->
 def test_an_interrupt_after_a_stop_ends_a_run_that_is_being_built() -> None:
     run = trainer(env=SlowToBuild)
     run.start()
-    wait_until(lambda: run._run.coordinator is not None, "the coordinator")
+    wait_until(lambda: run._run is not None, "the run")
     run.stop()
     run.stop("interrupted")
-    assert isinstance(run._run.done.exception(timeout=PATIENCE_SECONDS), StoppedWhileStarting)
+    assert isinstance(run._done.exception(timeout=PATIENCE_SECONDS), StoppedWhileStarting)
     run.close()
 
 
@@ -186,7 +186,7 @@ def test_an_interrupt_while_learn_starts_ends_the_run(monkeypatch: pytest.Monkey
     def interrupted(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "add", interrupted)
+    monkeypatch.setattr(trainer_module, "wait_for_futures", interrupted)
     run = trainer()
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -206,10 +206,10 @@ def test_a_listener_of_a_refused_call_is_not_called_twice() -> None:
 
 def test_an_interrupt_that_another_thread_receives_ends_start(monkeypatch: pytest.MonkeyPatch) -> None:
     run, ended = trainer(), threading.Event()
-    monkeypatch.setattr(run._run, "_receive", lambda snapshot: None)  # so that the page has no address
+    monkeypatch.setattr(run, "_receive", lambda snapshot: None)  # so that the page has no address
 
     def interrupt() -> None:
-        while run._run.coordinator is None:
+        while run._run is None:
             ended.wait(0.01)
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
         if not ended.wait(SERVED_SECONDS / 2):
@@ -279,8 +279,8 @@ def test_a_report_that_fails_costs_no_weights(tmp_path: Path, monkeypatch: pytes
 
 def test_the_last_save_is_not_training_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def timed(saver: CheckpointSaver, weights: Any = None) -> str:
-        assert run._run.coordinator is not None
-        clock = run._run.coordinator._clock
+        assert isinstance(run._run, Run)
+        clock = run._run.clock
         clocks.append((clock.running, clock.train_seconds))
         return await save(saver, weights)
 
@@ -289,12 +289,3 @@ def test_the_last_save_is_not_training_time(tmp_path: Path, monkeypatch: pytest.
     run = trainer(run_dir=tmp_path, checkpoint_interval_seconds=1000.0)
     result = run.learn(total_steps=1_000)
     assert set(clocks) == {(False, result.summary["train_seconds"])}
-
-
-def test_the_curve_of_returns_has_each_point_once_and_the_newest() -> None:
-    run = trainer()._run
-    for steps in range(1, 402):
-        for _ in range(5):  # a state is told again and again, such as the progress of an evaluation
-            run._receive(make_snapshot(env_steps=steps, return_mean=float(steps)))
-    assert len(run._returns) == len(set(run._returns)) > 150
-    assert run._returns[-1] == (401, 401.0)

@@ -17,8 +17,8 @@ from waiting import PATIENCE_SECONDS
 from asyncrl import Trainer, errors
 from asyncrl.envs.source import EnvSource
 from asyncrl.policies import film
+from asyncrl.run.result import TrainResult
 from asyncrl.show.result_card import curve_html
-from asyncrl.trainer.run_thread import TrainResult
 
 
 @pytest.fixture(scope="module")

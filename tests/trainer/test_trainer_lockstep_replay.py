@@ -110,8 +110,8 @@ class Recorder:
                 super().__init__(*arguments)
                 recorder.meters.append(self)
 
-        def make_recorded(loop: ReplayLoop, *arguments: Any) -> None:
-            make(loop, *arguments)
+        def make_recorded(loop: ReplayLoop, *arguments: Any, **named: Any) -> None:
+            make(loop, *arguments, **named)
             core: Any = loop.core
             core.update = partial(recorder.update, core, core.update)
 

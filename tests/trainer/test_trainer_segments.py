@@ -102,7 +102,7 @@ def test_lockstep_gives_the_same_numbers_whatever_the_timing(tmp_path):
     )
     assert bursts == plain, "however the steps fall into bursts"
     slowed = final_numbers(
-        slow_cartpole(lock), tmp_path, "slow", eval_interval_seconds=0.02, checkpoint_interval_seconds=0.05
+        slow_cartpole(lock), tmp_path, "slow", eval_interval_steps=200, checkpoint_interval_seconds=0.05
     )
     assert slowed == plain, "with one actor ten times slower, evaluations and checkpoints in between"
     other = final_numbers("CartPole-v1", tmp_path, "other", seed=8)

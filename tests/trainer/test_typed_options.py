@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from waiting import PATIENCE_SECONDS
+
 import asyncrl
 
 SCRIPT = """
@@ -32,7 +34,7 @@ def test_mypy_finds_mistakes_in_options(tmp_path: Path) -> None:
     options = ["--config-file", str(root / "pyproject.toml"), "--cache-dir", str(root / ".mypy_cache")]
     # In a process of its own: its million objects would make every later collection in this one take two seconds.
     command = [sys.executable, "-m", "mypy", str(script), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3 * PATIENCE_SECONDS)
     found = done.stdout
     lines = {int(line) for line in re.findall(r"script\.py:(\d+): error", found)}
     assert not done.stderr and lines == {9, 10, 11}, found

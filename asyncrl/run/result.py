@@ -1,8 +1,8 @@
-"""Display of a result: one line, a notebook card with curve, table and film, and an episode on demand."""
+"""Result of training, and its display: one line, a notebook card with curve, table and film, an episode on demand."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,22 +14,36 @@ from asyncrl.show.result_card import result_html
 if TYPE_CHECKING:
     from asyncrl.policies.film import Film
 
-
 CARD_FILM_SECONDS = 3.0
 """Time limit of the film in a card."""
 
 
-class ShownResult:
-    """Display methods of a result; `TrainResult` describes the attributes."""
+@dataclass(frozen=True, repr=False)
+class TrainResult:
+    """Result of training.
+
+    Attributes:
+        policy: policy with the run's final weights, or with those that reached `target_return`; it has `save(path)`.
+        best: policy of the best evaluation with that evaluation, or None without an evaluation.
+        evaluation: greedy evaluation of `policy`, or None if there was none (the run was stopped).
+        stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"target_training_return"`, `"stopped"`,
+            `"interrupted"`, or `"failed"` (in `Trainer.result` of a run that raised).
+        summary: the content of `summary.json`.
+        run_dir: directory of the run's files, or None.
+        evaluations: the greedy evaluations, in the order of training; of more than 10,000 every second one.
+        returns: steps, and mean return of the last 100 training episodes, over the run; thinned to a few hundred.
+        unsaved: reason why the last checkpoint could not be written, "" if it was or the run has no directory.
+    """
 
     policy: PortablePolicy
-    best: BestPolicy | None
     evaluation: EvaluationResult | None
-    evaluations: Sequence[EvaluationResult]
-    returns: Sequence[tuple[int, float]]
     stop_reason: str
     summary: dict[str, Any]
     run_dir: Path | None
+    best: BestPolicy | None = None
+    evaluations: tuple[EvaluationResult, ...] = ()
+    returns: tuple[tuple[int, float], ...] = ()
+    unsaved: str = ""
 
     def episode(self, episodes: int = 3, max_seconds: float = 20.0) -> Film:
         """Play greedy episodes with `best`, else with `policy`; returns a film of the one with the highest return.

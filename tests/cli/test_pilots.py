@@ -6,9 +6,9 @@ import pytest
 from snapshots import make_actor, make_snapshot
 
 from asyncrl import DQN
+from asyncrl.cli import pilots as module
+from asyncrl.cli.pilots import Pilot, _actor_counts, _measured, fastest, plan, run_pilot
 from asyncrl.config import TrainerConfig
-from asyncrl.trainer import pilot as module
-from asyncrl.trainer.pilot import Pilot, _actor_counts, _measured, fastest, plan, run_pilot
 from asyncrl.trainer.trainer import Trainer
 
 

@@ -8,7 +8,7 @@ import pytest
 from asyncrl import DQN, PPO
 from asyncrl.config import TrainerConfig
 from asyncrl.interfaces import DiscreteAction, EnvSpec
-from asyncrl.run.memory import replay_layout, segment_layout
+from asyncrl.learning.ring_sizes import replay_layout, segment_layout
 from asyncrl.shm.segment import bytes_needed
 
 ATARI = EnvSpec("atari", (84, 84), "uint8", DiscreteAction(6))
@@ -18,7 +18,7 @@ ATARI = EnvSpec("atari", (84, 84), "uint8", DiscreteAction(6))
 def test_a_million_steps_of_atari_take_seven_gigabytes(
     frame_stack: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncrl.run.memory.available_bytes", lambda: 64 << 30)
+    monkeypatch.setattr("asyncrl.learning.ring_sizes.available_bytes", lambda: 64 << 30)
     config = TrainerConfig(env="atari", algo="dqn", num_actors=2, envs_per_actor=8)
     layout = replay_layout(config, DQN(frame_stack=frame_stack, replay_capacity=2**20), ATARI)
     needed = 2 * bytes_needed(layout.arrays())

@@ -6,6 +6,7 @@ Rings are reserved before any process starts, so that a run that does not fit en
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.on_policy import OnPolicy
@@ -19,6 +20,12 @@ from asyncrl.shm.segment import bytes_needed
 
 PADDING = 16
 """Unused slots between two streams of a ring of segments: one cache line of narrow fields, four of wide ones."""
+
+
+def ring_layout(config: TrainerConfig, algorithm: Any, spec: EnvSpec) -> RingLayout:
+    """Layout of one actor's ring, for the update loop that `algorithm` names. Raises `ReplayTooLarge` (ASYNC010)."""
+    layout = segment_layout if algorithm.update_loop == "segments" else replay_layout
+    return layout(config, algorithm, spec)
 
 
 def replay_layout(config: TrainerConfig, algorithm: OffPolicy, spec: EnvSpec) -> RingLayout:

@@ -1,0 +1,750 @@
+"""One run on its event loop: `build`, `train`, `end`. Whoever reads this file from top to bottom sees a run's life.
+
+    build   page ─ probe ─ rings ─┬─ start actors ─┬─ learner ─ evaluations, checkpoints ─ restore
+                                  └─ make network ─┘
+                               (learner's thread)
+    train   learner | stopping rules | reports | evaluations | checkpoints
+    end     learner stopped ─ its last report ─ checkpoint ─ final evaluation ─ summary ─ last snapshot shown
+    close   everything that was built, in reverse
+
+A run ends at `total_steps`, `max_seconds`, a confirmed `target_return`, `target_training_return`, `stop`, or an error.
+Its end has the same steps in the same order, whether it succeeded or failed. The checkpoint comes before everything
+that can fail or take long, and the summary before page, terminal and metrics are told, so that whoever hears of the end
+finds it. A step that fails gives a warning, or the run's error if there is none yet; the next step follows. Every step
+has a time limit. A request to stop ends only the evaluation.
+
+No code here touches a row or computes a gradient.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import secrets
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.acting.images import network_text
+from asyncrl.acting.network_policy import is_served
+from asyncrl.acting.policies import has_epsilon
+from asyncrl.actors.connections import Connections, RequestBlocks
+from asyncrl.actors.descriptors import require_descriptors
+from asyncrl.actors.evaluator import RemoteEvaluator
+from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.limits import ProcessLimits
+from asyncrl.actors.plans import PoolPlan
+from asyncrl.actors.pool import ActorPool
+from asyncrl.actors.probe import probe
+from asyncrl.actors.processes import require_processes
+from asyncrl.config import TrainerConfig
+from asyncrl.envs.factory_pickle import pack_policy
+from asyncrl.envs.observations import unread_text
+from asyncrl.envs.source import EnvSource
+from asyncrl.errors import (
+    AsyncRLError,
+    StoppedWhileStarting,
+    TextLeftOut,
+    TrainingDiverged,
+    single_error,
+)
+from asyncrl.interfaces import EnvSpec
+from asyncrl.learning.clock import TrainClock
+from asyncrl.learning.inference_server import InferenceServer, request_layout, start_server
+from asyncrl.learning.learner import Learner, LearnerReport
+from asyncrl.learning.learner_thread import LearnerThread
+from asyncrl.learning.make_loop import make_loop
+from asyncrl.learning.ring_sizes import ring_layout
+from asyncrl.learning.update_loop import no_steps
+from asyncrl.learning.weight_snapshots import WeightSnapshots
+from asyncrl.options import option_values
+from asyncrl.policies.policy_start import begin_with_policy, policy_to_begin_with
+from asyncrl.policies.portable_policy import BestPolicy, PolicyOrigin, PortablePolicy
+from asyncrl.printable import describe_error
+from asyncrl.protocols import Algorithm, Policy, Updater
+from asyncrl.run.callbacks import Callbacks
+from asyncrl.run.evaluate import EvaluationSchedule
+from asyncrl.run.grouped import Group, made_by_others, without_others
+from asyncrl.run.machine import choose_device, require_float32, take_own_gpu, warn_of_too_many_threads
+from asyncrl.run.reporting import Reporter
+from asyncrl.run.result import TrainResult
+from asyncrl.run.saving import CheckpointSaver, restore_rings, warn_of_file
+from asyncrl.run.slow_stop import slow_stop_told, within_limit
+from asyncrl.run.summary import summarize
+from asyncrl.run.switching import fast_switching, frozen_objects
+from asyncrl.shm.doorbell import Doorbell
+from asyncrl.shm.prepare import prepare_quietly, prepare_run
+from asyncrl.shm.ring import RingLayout
+from asyncrl.shm.weights import WeightMailbox
+from asyncrl.show.metrics import EvaluationResult, Snapshot
+from asyncrl.storage.checkpoint import CheckpointMeta
+from asyncrl.storage.config_file import options_by_table
+from asyncrl.storage.resume import Resumption
+from asyncrl.storage.run_directory import DirectoryLost, RunDirectory, refuse_unwritable
+from asyncrl.storage.run_files import write_run_files
+
+TOKEN_BYTES = 15
+"""Random bytes of the page's token. They make 20 characters, so that the address fits 50 columns."""
+WATCH_SECONDS = 0.02
+"""Interval at which the stopping rules are checked."""
+STOP_SECONDS = 60.0
+"""Time limit for a stopped run to finish building, so that it has a policy; an interrupt ends it at once."""
+
+COMPLETE = ("total_steps", "max_seconds", "target_return", "target_training_return")
+"""Stop reasons that are options of the run; only a run that ended by one of them gets a final evaluation."""
+
+
+class Run:
+    """One run; made and used on the run's event-loop thread.
+
+    Args:
+        config, algorithm: every option of the whole run.
+        source: the environment.
+        server: a fork server that is already starting; it is closed with the run.
+        on_snapshot: called on the loop thread with every new snapshot.
+        group: this process's group, None for a run with one group.
+        resumed: the checkpoint to resume from, or None.
+        started: `time.monotonic()` at which wall and start-up time begin; None is now.
+        trainer, callbacks: the user's callbacks, and their first argument.
+
+    Attributes:
+        whole: options of the whole run.
+        config, algorithm: those of this group.
+        built: whether `build` has returned, so that the parts exist.
+        spec: the environment's spaces, once it was probed.
+        policy: the acting half, with weights of zero.
+        pool: the actors.
+        learner: trains.
+        evaluator: plays greedy episodes in its own process.
+        schedule: evaluates copies of the weights during training.
+        saver: writes checkpoints, and restores one.
+        url: address of the live page, None if none is served.
+        page_url: the same with the token in its fragment.
+        result: the result, also of a failed run; None before the end, or if there are no weights.
+
+    Raises:
+        ConfigurationError: the run directory cannot be used.
+    """
+
+    spec: EnvSpec
+    policy: Policy
+    thread: LearnerThread
+    mailbox: WeightMailbox
+    doorbell: Doorbell
+    pool: ActorPool
+    inference: InferenceServer | None
+    evaluator: RemoteEvaluator
+    learner: Learner
+    schedule: EvaluationSchedule
+    origin: PolicyOrigin
+    saver: CheckpointSaver
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        algorithm: Algorithm,
+        source: EnvSource,
+        server: ForkServer,
+        on_snapshot: Callable[[Snapshot], None],
+        *,
+        group: Group | None = None,
+        resumed: Resumption | None = None,
+        started: float | None = None,
+        trainer: Any = None,
+        callbacks: Sequence[Any] = (),
+    ) -> None:
+        self.whole, self.source, self.group = (config, algorithm), source, group
+        self.config, self.algorithm, self.resumed = without_others(config, resumed), algorithm, resumed
+        if group is not None:
+            self.whole, self.resumed = group.whole, group.resumed
+            self.config, self.algorithm = group.config, group.algorithm
+        self.built = False
+        self.url: str | None = None
+        self.page_url: str | None = None
+        self.result: TrainResult | None = None
+        self.clock = TrainClock(created=started)
+        self.directory = RunDirectory(
+            self.config.run_dir, self.config.checkpoints_kept, self.resumed is not None
+        )
+        self.callbacks = Callbacks(trainer, callbacks, self.stop, self.fail)
+        self.reporter = Reporter(
+            self.config, self.clock, on_snapshot, self.callbacks, exact=self.algorithm.exact
+        )
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[str] = self._loop.create_future()
+        self._stop_requested = asyncio.Event()
+        self._interrupted = asyncio.Event()
+        self._target_weights: NDArray[np.float32] | None = None
+        self._last_report: LearnerReport | None = None
+
+    def stop(self, reason: str = "stopped") -> None:
+        """End the run in the normal order; the first reason counts. Loop thread only."""
+        if reason in ("stopped", "interrupted"):
+            self._stop_requested.set()
+        if reason == "interrupted":
+            self._interrupted.set()
+        if not self._ended.done():
+            self._ended.set_result(reason)
+            if self.group is not None:
+                self.group.tell_stop(reason)
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with `error`. Loop thread only."""
+        if not self._ended.done():
+            self._ended.set_exception(error)
+
+    def kill(self) -> None:
+        """Kill every process of the run at once; any thread, also a signal handler."""
+        self._server.kill()
+
+    async def run(self) -> TrainResult:
+        """Build, train, end and close. Raises the error that ended the run, if any."""
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                stack.enter_context(fast_switching())
+                stack.enter_context(slow_stop_told(self._stop_requested, lambda: self.directory.current))
+                reason, error = await self._build_and_train(stack)
+                try:
+                    self.result, error = await self.end(reason, error)
+                except Exception as failed:  # it must not mask the error that ended the run
+                    error = error or failed
+                    self.reporter.tell("failed", stop_reason="failed", error=describe_error(error))
+                if error is not None:
+                    raise error
+            assert self.result is not None
+            return self.result
+        finally:
+            if self._ended.done() and not self._ended.cancelled():
+                self._ended.exception()  # an error that came after the one that ended the run
+            self.directory.remove("http.json")
+            self.built = False
+            for part in Run.__annotations__:  # frees the rings too, even if this object lives on
+                vars(self).pop(part, None)
+            self.reporter.close()
+            self.directory.close()
+
+    async def _build_and_train(self, stack: contextlib.AsyncExitStack) -> tuple[str, BaseException | None]:
+        """Build and train; returns the stop reason, and the error that ended training or None."""
+        try:
+            await self._build_unless_stopped(stack)
+            stack.enter_context(frozen_objects())
+            self.callbacks.start()
+            return await self.train(), None
+        except (asyncio.CancelledError, StoppedWhileStarting) as error:
+            return "interrupted", error
+        except BaseException as error:
+            if self.group is not None:
+                self.group.tell_failure(error)
+            return "failed", error
+
+    # --- build -------------------------------------------------------------------------------------------------------
+
+    async def _build_unless_stopped(self, stack: contextlib.AsyncExitStack) -> None:
+        """Build, unless `fail` is called, whose error is raised, or `stop`.
+
+        Raises `StoppedWhileStarting` if the run is interrupted, or stopped and not built within `STOP_SECONDS`.
+        """
+        building = asyncio.create_task(self.build(stack), name="build")
+        interrupted = asyncio.create_task(self._interrupted.wait(), name="interrupted")
+        try:
+            await asyncio.wait((building, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            if not building.done() and self._ended.result() != "interrupted":
+                either = building, interrupted
+                await asyncio.wait(either, timeout=STOP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if not building.done():
+                raise StoppedWhileStarting(
+                    "The run was stopped while it started; it leaves no policy.",
+                    facts={"after": f"{self.clock.startup_seconds:.1f} s"},
+                )
+            building.result()
+        finally:
+            interrupted.cancel()
+            building.cancel()
+            await asyncio.gather(building, interrupted, return_exceptions=True)
+
+    async def build(self, stack: contextlib.AsyncExitStack) -> None:
+        """Build all parts in the order of their dependencies.
+
+        `stack` gets every part as soon as it exists, and closes them in reverse, also after a failure.
+
+        Raises:
+            AsyncRLError: something does not fit or is not available.
+            ValueError: the pace would deadlock.
+        """
+        stack.callback(self._server.close)
+        require_float32()
+        require_descriptors(self.config.actors)
+        require_processes(self.config.actors)
+        await self._serve_page(stack)
+        self.reporter.show(self.snapshot(None))
+        with single_error():
+            self.spec = await self._probe()
+        if self.resumed is not None:  # its weights belong to its scaling of bytes
+            kind = self.resumed.meta.spec.observation_kind
+            self.spec = dataclasses.replace(self.spec, observation_kind=kind)
+        if self.spec.vector_envs is not None:
+            self.config = dataclasses.replace(self.config, envs_per_actor=self.spec.vector_envs)
+        self.whole = self.whole[0], _for_run(self.whole[1], self.whole[0])
+        self.algorithm = _for_run(self.algorithm, self.config)
+        self._write_options()
+        with single_error():
+            await self._make_parts(stack)
+        if self.group is not None:
+            stack.push_async_callback(self.group.leave)
+            await self.group.attach(self.learner, self.stop, self.fail)
+        self.built = True
+
+    async def _serve_page(self, stack: contextlib.AsyncExitStack) -> None:
+        """Serve the live page, unless `http` is off, until `stack` closes it; its address is in `http.json`."""
+        if self.config.http == "off":
+            return
+        # Imported here because it imports aiohttp, which a run without a page does not need.
+        from asyncrl.server import RunServer, write_http_file
+
+        async def save_checkpoint() -> str:
+            return await self.saver.save_on_request() if self.built else ""
+
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        server = RunServer(
+            snapshot=self.reporter.current,
+            config=lambda: options_by_table(*self.whole),
+            stop=lambda: self.stop("stopped"),
+            checkpoint=save_checkpoint,
+            ready=lambda: self.built and self.learner.inserted_steps > 0,
+            host=self.config.host,
+            port=0 if self.config.http == "auto" else int(self.config.http),
+            token=token,
+        )
+        await server.start()
+        stack.push_async_callback(server.close)
+        if self.directory.path is not None:
+            with refuse_unwritable(self.directory.path):
+                file = self.directory.path / "http.json"
+                write_http_file(file, url=server.url, pid=os.getpid(), token=token)
+        self.url, self.page_url = server.url, f"{server.url}/#token={token}"
+
+    async def _probe(self) -> EnvSpec:
+        """Probe the environment and check that the algorithm can act in it; meanwhile prepare the learner's kernels.
+
+        Meanwhile the fork server, which both tasks wait for, loads or compiles the actors' kernels. Nothing is printed
+        before the check: its error is printed alone. Raises an `ExceptionGroup` of the errors of both tasks.
+        """
+        algorithm = self.algorithm
+        replay = {"segments": ("asyncrl.replay",), "replay": ("asyncrl.replay.sequence_replay",)}
+        without: tuple[str, ...] = replay.get(algorithm.update_loop, ())
+        if not is_served(algorithm):
+            without += ("asyncrl.shm.requests",)
+        cancelled, checked = threading.Event(), threading.Event()
+
+        async def check() -> EnvSpec:
+            spec = await probe(self._server, self.source, self.config.ready_timeout_seconds)
+            algorithm.check(spec)
+            checked.set()
+            if spec.unread:
+                warnings.warn(TextLeftOut(f"[ASYNC047] {spec.name}: {unread_text(spec)}"), stacklevel=2)
+            return spec
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                preparing = asyncio.to_thread(prepare_run, without, cancelled, checked)
+                tasks.create_task(preparing, name="prepare-kernels")
+                probing = tasks.create_task(check(), name="probe")
+        finally:
+            cancelled.set()  # the thread ends after its current kernel
+        return probing.result()
+
+    def _write_options(self) -> None:
+        """Write the run's options and machine, and open its metric files, if it has a directory."""
+        if self.directory.path is not None:
+            with refuse_unwritable(self.directory.path):
+                resumed = self.resumed.record() if self.resumed is not None else None
+                write_run_files(self.directory, *self.whole, self.source, resumed)
+                self.reporter.open_files(self.directory)
+
+    async def _make_parts(self, stack: contextlib.AsyncExitStack) -> None:
+        """Make memory, then actors and network in parallel, then the learner over both."""
+        config, algorithm, spec = self.config, self.algorithm, self.spec
+        seeds = map(int, np.random.SeedSequence(config.seed).generate_state(3))
+        actor_seed, evaluator_seed, core_seed = seeds
+        self.thread = LearnerThread(config.torch_threads)
+        stack.callback(self.thread.close)
+        self.policy = algorithm.make_policy(spec)
+        first = await self._policy_to_begin_with()
+        device = choose_device(config.device, self.policy.weight_count)
+        own_device = take_own_gpu(device)
+        warn_of_too_many_threads(config)
+        packed, layout = pack_policy(self.policy), ring_layout(config, algorithm, spec)
+        self._make_actors(stack, packed, layout, actor_seed, own_device)
+        self.evaluator = RemoteEvaluator(
+            self._server,
+            self.source,
+            spec,
+            packed,
+            seed=evaluator_seed,
+            limits=self._limits(),
+            max_episode_steps=config.eval_max_episode_steps,
+        )
+        stack.push_async_callback(self.evaluator.close)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.pool.start(), name="start-actors")
+            make = partial(make_updater, algorithm, spec, device, core_seed, first)
+            core = tasks.create_task(self.thread.call(make), name="make-network")
+        self._make_learner(core.result())
+        stack.push_async_callback(self.learner.close)
+        await self.saver.look_at_disk(layout.nbytes() * config.actors)
+        if self.resumed is not None:
+            await self.saver.restore(self.resumed)
+
+    async def _policy_to_begin_with(self) -> PortablePolicy | None:
+        """Load the policy of `init_from`, whose weights a new run starts with; None without one or when resumed."""
+        path = self.config.init_from
+        if path is None or self.resumed is not None:
+            return None
+        return await asyncio.to_thread(policy_to_begin_with, Path(path), self.algorithm, self.spec)
+
+    def _limits(self) -> ProcessLimits:
+        config = self.config
+        return ProcessLimits(
+            config.step_timeout_seconds,
+            config.ready_timeout_seconds,
+            config.max_restarts,
+            config.max_actor_bytes,
+        )
+
+    def _make_actors(
+        self, stack: contextlib.AsyncExitStack, packed: bytes, layout: RingLayout, seed: int, device: str
+    ) -> None:
+        """Make rings, mailbox and doorbell, the actors, not started, and their inference server if they need one."""
+        actors, requests = self.config.actors, None
+        if is_served(self.algorithm):
+            requests = RequestBlocks(request_layout(self.policy, layout), actors)
+            stack.callback(requests.close)
+        self.doorbell = Doorbell.create()
+        stack.callback(self.doorbell.close)
+        self.mailbox = WeightMailbox.create(self.policy.weight_count)
+        stack.callback(self.mailbox.close)
+        served = None if requests is None else requests.layout
+        among = None if self.group is None else self.group.among
+        self.pool = ActorPool(
+            self._server,
+            PoolPlan(self.source, packed, layout, actors, seed, served, among),
+            Connections(self.mailbox, self.doorbell, requests),
+            limits=self._limits(),
+            log_of=self.directory.actor_log,
+            on_failure=self.fail,
+            on_death=self._actor_died,
+        )
+        stack.push_async_callback(self.pool.close)
+        self.inference = None
+        if requests is not None:
+            self.inference = start_server(
+                self.algorithm.make_policy(self.spec),
+                device,
+                requests,
+                self.pool.rings,
+                self.mailbox,
+                self.pool.wake,
+                self.algorithm.exact,
+                self.fail,
+            )
+            stack.callback(self.inference.close)
+        if self.resumed is not None:
+            restore_rings(self.pool, self.resumed, getattr(self.algorithm, "segment_rows", 1))
+
+    def _actor_died(self, index: int) -> None:
+        """Let the learner read the rings, because the actor's last signal may be lost."""
+        if self.built:
+            self.learner.data_arrived()
+
+    def _make_learner(self, core: Updater) -> None:
+        """Make the learner over all rings, its evaluations and its checkpoints."""
+        config, algorithm, clock = self.config, self.algorithm, self.clock
+        snapshots = WeightSnapshots(config.eval_interval_steps, arrived=self._copy_arrived)
+        loop = make_loop(
+            algorithm,
+            config,
+            self.spec,
+            core,
+            self.pool.rings,
+            self.mailbox,
+            wake=self.pool.wake,
+            snapshots=snapshots,
+            max_env_steps=config.total_steps if self.group is None else self.group.max_env_steps,
+            other_steps=no_steps if self.group is None else self.group.scheduled_elsewhere,
+            dump_dir=lambda: self.directory.current,
+        )
+        self.learner = Learner(loop, self.doorbell, self.thread, config.burst_seconds, snapshots)
+        self.schedule = EvaluationSchedule(
+            config,
+            self.evaluator,
+            self.learner,
+            clock,
+            self._save_best,
+            self.reporter.evaluated,
+            self.other_steps,
+        )
+        meta = CheckpointMeta(
+            env=config.env,
+            algo=config.algo,
+            spec=self.spec,
+            options=option_values(algorithm),
+            seed=config.seed,
+        )
+        self.origin = PolicyOrigin(algorithm, self.source, meta)
+        self.saver = CheckpointSaver(
+            config,
+            self.origin,
+            self.directory,
+            self.clock,
+            self.learner,
+            self.pool,
+            self.schedule,
+            self.reporter,
+            self.others,
+            self.callbacks.checkpoint,
+        )
+
+    def _copy_arrived(self) -> None:
+        """Called on the learner's thread when it has copied its weights for an evaluation."""
+        self._loop.call_soon_threadsafe(lambda: self.schedule.copy_arrived())
+
+    async def _save_best(self, result: EvaluationResult, weights: NDArray[np.float32]) -> None:
+        await self.saver.save_best(result, weights)
+
+    # --- train -------------------------------------------------------------------------------------------------------
+
+    async def train(self) -> str:
+        """Train until the run ends; returns the stop reason. Raises the error that ended the run."""
+        self.reporter.state = "training"
+        with single_error():
+            async with asyncio.TaskGroup() as tasks:
+                learning = tasks.create_task(self._learn(), name="learner")
+                background = [
+                    tasks.create_task(self._watch(), name="watch"),
+                    tasks.create_task(self._report(), name="report"),
+                    tasks.create_task(self._evaluate(), name="evaluate"),
+                    tasks.create_task(self.saver.save_regularly(), name="checkpoint"),
+                ]
+                try:
+                    reason = await self._ended
+                finally:
+                    self.reporter.tell("stopping")
+                    self.clock.pause()
+                    self.learner.stop()
+                    for task in background:
+                        task.cancel()
+                await learning
+        return reason
+
+    async def _learn(self) -> None:
+        # All actors are ready and wait for the first weights, which the learner publishes before anything else.
+        self.clock.start()
+        await (self.learner.run() if self.group is None else self.group.learn(self.learner))
+        if not self._ended.done():  # the steps are used up, but copies may still wait for evaluation
+            self.schedule.training_ended()  # the clock stops before the disk is waited for
+            await self.saver.save_before_evaluating()
+        self.schedule.training_ended(limited=True)
+
+    async def _watch(self) -> None:
+        """Collect finished episodes; check `target_training_return` and `max_seconds`."""
+        limit, target = self.config.max_seconds, self.config.target_training_return
+        episodes = self.reporter.episodes
+        while True:
+            self.reporter.read_actors(self.pool)
+            mean = episodes.return_mean if episodes.full else None
+            if target is not None and mean is not None and mean >= target:
+                self.stop("target_training_return")
+            if limit is not None and self.clock.train_seconds >= limit:
+                self.stop("max_seconds")
+            await asyncio.sleep(WATCH_SECONDS)
+
+    async def _report(self) -> None:
+        """Show a report whenever one is due, until cancelled."""
+        while True:
+            await self.reporter.times.wait(lambda: self.learner.inserted_steps)
+            self.reporter.times.reported(self.learner.inserted_steps)
+            self._last_report = await self.learner.report()
+            self.reporter.show(self.snapshot(self._last_report))
+
+    async def _evaluate(self) -> None:
+        self._target_weights = await self.schedule.run()
+        self.stop("total_steps" if self._target_weights is None else "target_return")
+
+    def snapshot(
+        self, report: LearnerReport | None, stop_reason: str | None = None, error: str | None = None
+    ) -> Snapshot:
+        """Present numbers of the run with the learner's `report`; on rank 0 with totals over all groups."""
+        state, parts = self.reporter.state, dict[str, Any]()
+        if self.built:
+            actors = self.pool.statistics()
+            if stop_reason is not None:  # they may still run, but train no more
+                actors = tuple(dataclasses.replace(actor, state="stopped") for actor in actors)
+            parts = {
+                "actors": actors,
+                "inference": self.inference.statistics() if self.inference is not None else None,
+                "replay_capacity": sum(ring.num_slots * ring.num_envs for ring in self.pool.rings),
+                "network": network_text(self.policy),
+                "exploration_rate": self.pool.exploration_rate() if has_epsilon(self.policy) else None,
+                "evaluations": self.schedule.evaluations,
+                "best": self.schedule.best,
+            }
+            state = "evaluating" if state == "training" and self.schedule.holds_training else state
+        made = self.reporter.snapshot(state, report, stop_reason=stop_reason, error=error, **parts)
+        if self.group is not None:
+            return self.group.shown(made)
+        steps, updates = made_by_others(self.resumed, self.config.groups)
+        total = self.whole[0].total_steps
+        return dataclasses.replace(
+            made, total_steps=total, env_steps=made.env_steps + steps, updates=made.updates + updates
+        )
+
+    def others(self) -> dict[str, list[int]]:
+        """Steps and updates of all other groups, also of the run that is resumed, for checkpoints."""
+        if self.group is not None:
+            return self.group.others()
+        steps, updates = made_by_others(self.resumed, self.config.groups)
+        return {"env_steps": [steps], "updates": [updates]} if steps else {}
+
+    def other_steps(self, env_steps: int) -> int:
+        """Environment steps of all other groups when this one has taken `env_steps`."""
+        if self.group is not None:
+            return self.group.other_steps(env_steps)
+        return made_by_others(self.resumed, self.config.groups)[0]
+
+    # --- end ---------------------------------------------------------------------------------------------------------
+
+    async def end(
+        self, reason: str, error: BaseException | None
+    ) -> tuple[TrainResult | None, BaseException | None]:
+        """Run every step of the end, before any part of the run is closed.
+
+        Args:
+            reason: why training ended.
+            error: the error that ended it, or None.
+
+        Returns:
+            The result of the run, None without usable weights; and `error`, or the first error of these steps.
+        """
+        reached, weights = self._target_weights is not None, self._target_weights
+        if self.built:
+            weights, error = await self._last_weights(error)
+        ended_early = isinstance(error, (asyncio.CancelledError, StoppedWhileStarting))
+        reason = reason if error is None or ended_early else "failed"
+        learned = self.built and self.learner.updates > 0
+        if weights is not None and (learned or error is None):
+            try:
+                await self.saver.save_before_evaluating(weights)
+            except TrainingDiverged as diverged:
+                # Weights that are found to be NaN only now fail the run; it still writes its summary.
+                weights, error, reason = None, error or diverged, "failed"
+        evaluation, failure = self.schedule.last if reached else None, None
+        leads = self.group is None or self.group.leads
+        if error is None and reason in COMPLETE and weights is not None and leads and not reached:
+            evaluation, failure = await self.schedule.evaluate_finally(
+                self.config.target_eval_episodes,
+                self._stop_requested,
+                lambda done: self.reporter.tell("evaluating", final_evaluation=done),
+            )
+            if evaluation is not None:
+                await self.saver.save_before_evaluating(weights)  # again, with this evaluation
+        snapshot = self._last_snapshot(reason, None if error is None else describe_error(error))
+        summary = self._write_summary(snapshot, evaluation, failure)
+        with contextlib.suppress(Exception):  # the run has its result, whether or not it is shown
+            self.reporter.show(snapshot)
+        return None if weights is None else self._result(weights, evaluation, summary, snapshot), error
+
+    async def _last_weights(
+        self, error: BaseException | None
+    ) -> tuple[NDArray[np.float32] | None, BaseException | None]:
+        """Take the learner's last report; returns the weights to keep (None if it diverged) and the run's error."""
+        weights = self._target_weights
+        try:
+            self._last_report = await within_limit(self.learner.report())
+        except Exception as raised:
+            # A learner whose error ended the run may fail again here; the first error is kept.
+            error = error or raised
+            if isinstance(raised, AsyncRLError):  # it does not answer, or has diverged
+                return weights, error
+        try:
+            if weights is None and not isinstance(error, TrainingDiverged):
+                weights, _ = await within_limit(self.learner.current_weights())
+        except Exception as raised:
+            error = error or raised
+        return weights, error
+
+    def _last_snapshot(self, reason: str, error: str | None) -> Snapshot:
+        """Make the run's last snapshot; if that fails, from the snapshot before it."""
+        state = self.reporter.state = "failed" if reason == "failed" else "stopped"
+        try:
+            if self.built:
+                self.reporter.episodes.extend(self.pool.episodes())
+            return self.snapshot(self._last_report, reason, error)
+        except Exception:
+            if self.reporter.last is None:
+                raise
+            return dataclasses.replace(self.reporter.last, state=state, stop_reason=reason, error=error)
+
+    def _write_summary(
+        self, snapshot: Snapshot, evaluation: EvaluationResult | None, failure: str | None
+    ) -> dict[str, Any]:
+        """Write and return the content of `summary.json`."""
+        summary = summarize(snapshot, self._last_report, evaluation, self.reporter.actor_wait_seconds)
+        cut = self.evaluator.cut_episodes if evaluation is not None else 0
+        summary["eval"] |= {"cut_episodes": cut, "error": failure}
+        try:
+            self.directory.write_json("summary.json", summary)
+        except DirectoryLost:
+            pass  # it was told
+        except Exception as failed:
+            warn_of_file("summary.json", failed)
+        return summary
+
+    def _result(
+        self,
+        weights: NDArray[np.float32],
+        evaluation: EvaluationResult | None,
+        summary: dict[str, Any],
+        snapshot: Snapshot,
+    ) -> TrainResult:
+        make_policy, schedule, best = self.origin.policy, self.schedule, None
+        if schedule.best is not None and schedule.best_weights is not None:
+            best = BestPolicy(make_policy(schedule.best_weights, schedule.best), schedule.best)
+        run_dir = self.whole[0].run_dir
+        return TrainResult(
+            policy=make_policy(weights, evaluation or snapshot),
+            evaluation=evaluation,
+            stop_reason=snapshot.stop_reason or "stopped",
+            summary=summary,
+            run_dir=Path(run_dir) if run_dir else None,
+            best=best,
+            evaluations=snapshot.evaluations,
+            returns=tuple(self.reporter.returns),
+            unsaved=self.saver.failure or ("the disk did not answer in time" if self.saver.hangs else ""),
+        )
+
+
+def make_updater(
+    algorithm: Algorithm, spec: EnvSpec, device: str, seed: int, first: PortablePolicy | None
+) -> Updater:
+    """Make the algorithm's updater, with the weights of `first` if given, and prepare the kernels of its modules."""
+    take_own_gpu(device)
+    core = algorithm.make_updater(spec, device, seed)
+    if first is not None:
+        begin_with_policy(core, first)
+    prepare_quietly(without=("asyncrl.replay", "asyncrl.shm.requests"))  # `Run._probe` prepares these
+    return core
+
+
+def _for_run(algorithm: Algorithm, config: TrainerConfig) -> Algorithm:
+    """The algorithm's record with a value for every option that is left to the run; a user's may leave none."""
+    chosen: Algorithm = algorithm.for_run(config) if hasattr(algorithm, "for_run") else algorithm
+    return chosen
