@@ -58,7 +58,7 @@ class SegmentLoop(UpdateLoop):
         ValueError: the pace would deadlock (see `SegmentBalance`).
     """
 
-    STATE = (*UpdateLoop.STATE, "_learning", "_trained_steps", "_samples")
+    STATE = (*UpdateLoop.STATE, "_learning", "_trained_steps", "_samples", "_discarded_steps")
     core: SegmentUpdater
     pace: SegmentBalance
 
@@ -299,7 +299,6 @@ class SegmentLoop(UpdateLoop):
         return {
             **super().state_dict(),
             "queue": saved(self._queue),
-            "discarded": self._discarded_steps,
             "held": bool(self._taken),
             "past": None if past is None else saved(past),
         }
@@ -313,7 +312,6 @@ class SegmentLoop(UpdateLoop):
         restore(self, {**state["loop"], **granted})
         restore(self.policy_lag, state["policy_lag"])
         held = restore_queue(self._queue, state["queue"], rows=rows)
-        self._discarded_steps = int(state["discarded"])
         if rows and state["held"]:  # synchronous: the batch in training is released after publication
             self._taken = held
         if self._past is not None and state["past"] is not None:
