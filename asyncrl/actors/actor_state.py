@@ -15,8 +15,7 @@ from asyncrl.actors.actor import Actor
 from asyncrl.actors.served_actor import ServedActor
 from asyncrl.actors.streams import PlainStreams, Streams, VectorStreams
 from asyncrl.envs.env_state import StateNotKept, pack_state, unpack_state
-from asyncrl.errors import EnvironmentNotBuilt
-from asyncrl.printable import error_text
+from asyncrl.errors import EnvironmentNotBuilt, error_text
 
 _NUMBERS = ("_row", "_steps", "_first_row", "_first_obs", "_returns", "_began_at", "_stacks")
 

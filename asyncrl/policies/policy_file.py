@@ -30,8 +30,7 @@ from safetensors.numpy import load as parse_tensors
 from safetensors.numpy import save as pack_tensors
 
 from asyncrl.envs.source import EnvKind
-from asyncrl.errors import CheckpointError
-from asyncrl.printable import printable
+from asyncrl.errors import CheckpointError, printable
 from asyncrl.storage.checkpoint_format import opened, refused, write_atomically
 from asyncrl.storage.checkpoint_meta import CheckpointMeta, meta_from_json, meta_to_json
 from asyncrl.version import __version__

@@ -16,8 +16,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.errors import CheckpointError
-from asyncrl.printable import error_text, printable
+from asyncrl.errors import CheckpointError, error_text, printable
 from asyncrl.storage.checkpoint_format import (
     FORMAT_VERSION,
     MAGIC,

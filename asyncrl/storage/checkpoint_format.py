@@ -29,8 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from asyncrl.errors import CheckpointError
-from asyncrl.printable import error_text
+from asyncrl.errors import CheckpointError, error_text
 
 MAGIC = b"ASYNCRL\0"
 FORMAT_VERSION = 1
