@@ -28,7 +28,8 @@ from asyncrl.storage.checkpoint_folder import CheckpointFolder
 
 SPEC = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
 ALGORITHM = DQN(hidden_sizes=(16,))
-PREFIX = 56
+DIGEST = slice(35, 99)
+"""Place of the digest, which covers all other bytes and zeros in its own place."""
 CALLS = (
     ("io", "open"),
     ("os", "open"),
@@ -68,9 +69,13 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
     for _ in range(rng.randrange(1, 9)):
         changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
     if kind == 5:  # a forgery: with a correct digest
-        rest = bytes(changed[40:])
-        return bytes(changed[:8]) + hashlib.sha256(rest).digest() + rest
+        changed[DIGEST] = digest_of(bytes(changed))
     return bytes(changed)
+
+
+def digest_of(data: bytes) -> bytes:
+    """Right digest of a file."""
+    return hashlib.sha256(data[: DIGEST.start] + b"0" * 64 + data[DIGEST.stop :]).hexdigest().encode()
 
 
 def mutations(count: int, seed: int) -> dict[str, int]:
@@ -87,7 +92,7 @@ def mutations(count: int, seed: int) -> dict[str, int]:
         for _ in range(count):
             data = mutate(good, rng)
             path.write_bytes(data)
-            forged = data[8:40] == hashlib.sha256(data[40:]).digest()
+            forged = data[DIGEST] == digest_of(data)
             try:
                 load_policy(path)
                 what = "forged_and_read" if forged else "garbage_accepted"

@@ -16,7 +16,7 @@ PACKAGE = Path(asyncrl.__file__).parent
 # From the top down, as in docs: a room imports from the rooms before it. A file outside of them is a room of its own.
 ROOMS = (
     *("version", "errors", "options", "interfaces"),
-    *("protocols", "config"),
+    *("saved_state", "protocols", "config"),
     *("shm", "envs", "acting", "replay", "networks", "actors", "algorithms"),
     *("learning", "groups", "storage", "show", "server", "policies", "run", "trainer", "cli", "__main__"),
 )
@@ -42,7 +42,7 @@ DOORS = {
             "learning.divergence",
             "learning.mirror",
         ),
-        *("storage.state_tensors", "run.machine", "groups.*", "policies.onnx_export", "policies.onnx_module"),
+        *("storage.state_tree", "run.machine", "groups.*", "policies.onnx_export", "policies.onnx_module"),
     ),
     "torch.distributed": ("groups.*",),
     "matplotlib": ("show.picture",),
@@ -57,7 +57,7 @@ DOORS = {
     "imageio_ffmpeg": ("show.video",),
     "onnx": ("policies.onnx_export",),
     "threadpoolctl": ("networks.products",),
-    "safetensors": ("policies.policy_file", "storage.state_tensors"),
+    "safetensors": (),
     "multiprocessing": (),
 }
 

@@ -58,6 +58,8 @@ class Actor:
         state_was_read: whether a pickle of its state was loaded once as a test (`actor_state.py`).
     """
 
+    STATE = ("_rng", "_row", "_steps", "_first_row", "_first_obs", "_returns", "_began_at", "_stacks")
+
     def __init__(
         self,
         streams: Streams,

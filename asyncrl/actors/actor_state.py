@@ -16,8 +16,7 @@ from asyncrl.actors.served_actor import ServedActor
 from asyncrl.actors.streams import PlainStreams, Streams, VectorStreams
 from asyncrl.envs.env_state import StateNotKept, pack_state, unpack_state
 from asyncrl.errors import EnvironmentNotBuilt, error_text
-
-_NUMBERS = ("_row", "_steps", "_first_row", "_first_obs", "_returns", "_began_at", "_stacks")
+from asyncrl.saved_state import attributes, set_attributes
 
 
 def state_frame(actor: Actor) -> dict[str, Any]:
@@ -32,10 +31,9 @@ def state_frame(actor: Actor) -> dict[str, Any]:
 def _state(actor: Actor) -> bytes:
     data = pack_state(
         {
-            "streams": _streams_state(actor.streams),
+            "actor": attributes(actor),
             "policy": actor.policies if isinstance(actor, ServedActor) else actor.policy,
-            "generator": actor._rng,
-            **{name: getattr(actor, name) for name in _NUMBERS},
+            "streams": _streams_state(actor.streams),
         }
     )
     if not actor.state_was_read:  # once: a pickle of an environment may not load
@@ -64,9 +62,7 @@ def restore_actor(actor: Actor, data: bytes) -> None:
             facts={"actor": actor.index},
             fix="install the versions that meta.json names, or resume with restore_episodes=False",
         ) from error
-    actor._rng = state["generator"]
-    for name in _NUMBERS:
-        setattr(actor, name, state[name])
+    set_attributes(actor, state["actor"])
     _restore_policy(actor, state["policy"])
     slot = actor.writer.published & (actor.writer.num_slots - 1)
     newest = actor._first_obs if actor._first_row else actor.writer.obs[:, slot]
@@ -90,21 +86,18 @@ def _restore_policy(actor: Actor, policy: Any) -> None:
 
 
 def _streams_state(streams: Streams) -> dict[str, Any]:
-    if isinstance(streams, PlainStreams):
-        return {"envs": streams.envs, "ended": streams._ended}
-    if isinstance(streams, VectorStreams):
-        return {"env": streams.env, "ended": streams._ended}
-    raise StateNotKept(f"{type(streams).__name__} are streams of another kind")
+    if not streams.STATE:
+        raise StateNotKept(f"{type(streams).__name__} are streams of another kind")
+    return attributes(streams)
 
 
 def _restore_streams(streams: Streams, state: dict[str, Any], newest: Any) -> None:
     """Restore the environments; `newest` are their last observations."""
     streams.close()
+    set_attributes(streams, state)
     if isinstance(streams, PlainStreams):
-        streams.envs, streams._ended = state["envs"], state["ended"]
         streams._steps = [env.step for env in streams.envs]
         streams.newest = newest
     elif isinstance(streams, VectorStreams):
-        streams.env, streams._ended = state["env"], state["ended"]
         dense = np.dtype(streams._dtype) == newest.dtype
         streams.newest = np.ascontiguousarray(newest) if dense else newest

@@ -23,16 +23,25 @@ _LENGTH = struct.Struct("<Q")
 _MAX_FDS = 64
 
 
-def send_frame(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+def _pickled(message: Any) -> bytes:
+    return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def send_frame(
+    sock: socket.socket,
+    message: Any,
+    fds: Sequence[int] = (),
+    pickled: Callable[[Any], bytes] = _pickled,
+) -> None:
     """Send one frame; block until it is in the socket's buffer. Raises OSError if the peer has closed."""
-    data = _pack(message)
+    data = _pack(message, pickled)
     sent = sock.sendmsg([data], _ancillary(fds))
     if sent < len(data):
         sock.sendall(data[sent:])
 
 
-def _pack(message: dict[str, Any]) -> memoryview:
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+def _pack(message: Any, pickled: Callable[[Any], bytes] = _pickled) -> memoryview:
+    body = pickled(message)
     return memoryview(_LENGTH.pack(len(body)) + body)
 
 
@@ -40,13 +49,13 @@ def _ancillary(fds: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
 
 
-def receive_frame(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Read one frame, blocking; return message and descriptors (not inheritable), or None if the peer has closed."""
+def receive_frame(sock: socket.socket) -> tuple[Any, list[int]] | None:
+    """Read one frame, blocking; return message and descriptors (not inheritable), or None when the connection ends."""
     header, fds = b"", list[int]()
     while len(header) < _LENGTH.size:
         try:
             data, received, _, _ = socket.recv_fds(sock, _LENGTH.size - len(header), _MAX_FDS)
-        except ConnectionError:
+        except OSError:
             return None
         for fd in received:
             os.set_inheritable(fd, False)
@@ -57,7 +66,10 @@ def receive_frame(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | Non
     body = bytearray()
     missing = _LENGTH.unpack(header)[0]
     while missing:
-        data = sock.recv(min(missing, 1 << 20))
+        try:
+            data = sock.recv(min(missing, 1 << 20))
+        except OSError:
+            data = b""
         if not data:
             return None
         body += data

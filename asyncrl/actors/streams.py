@@ -46,6 +46,9 @@ class Streams:
             the next call. It is the caller's array, or the environment's own, which is denser.
     """
 
+    STATE: tuple[str, ...] = ()
+    """Attributes that are the environments' state; none in streams that cannot be saved."""
+
     def __init__(
         self, num_envs: int, spec: EnvSpec, shape: tuple[int, ...], obs_space: Any, action_space: Any
     ) -> None:
@@ -161,6 +164,8 @@ class PlainStreams(Streams):
         spec: their spec.
     """
 
+    STATE = ("envs", "_ended")
+
     def __init__(self, envs: Sequence[Any], spec: EnvSpec) -> None:
         first, shape = envs[0], spec.observation_shape
         super().__init__(len(envs), spec, shape, first.observation_space, first.action_space)
@@ -249,6 +254,8 @@ class VectorStreams(Streams):
         env: a built `gymnasium.vector.VectorEnv` in NEXT_STEP or DISABLED mode.
         spec: spec of one of its environments.
     """
+
+    STATE = ("env", "_ended")
 
     def __init__(self, env: Any, spec: EnvSpec) -> None:
         count = int(env.num_envs)

@@ -8,7 +8,6 @@ forward pass takes a few microseconds. It saves much for images and recurrent ce
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,7 +19,6 @@ from torch import Tensor
 from asyncrl.acting.network import NetworkInputs
 from asyncrl.acting.stochastic import ActorLayout
 from asyncrl.algorithms.normalization import PublishedMoments, RunningMoments
-from asyncrl.algorithms.saved_state import copied, require_like, restore
 from asyncrl.envs.observations import mask_reader
 from asyncrl.interfaces import RESET, EnvSpec
 from asyncrl.networks.architecture import Architecture, Network
@@ -29,11 +27,12 @@ from asyncrl.networks.flat_vector import FlatVector, Moments
 from asyncrl.networks.graph import Kept
 from asyncrl.networks.optimizer import FlatAdam
 from asyncrl.networks.parameters import HostCopy
+from asyncrl.saved_state import Stateful
 
 _POLICY_HEAD_GAIN, _VALUE_HEAD_GAIN = 0.01, 1.0
 
 
-class ActorCritic:
+class ActorCritic(Stateful):
     """Policy and value network, their optimiser Adam, and the observation statistics.
 
     Learner thread only, under `torch.no_grad()`. A gradient step consists of `forward` and `backward` of a pass, then
@@ -58,6 +57,8 @@ class ActorCritic:
         log_std: view `[d]` into `parameters`; d is 0 if the policy is not Gaussian.
     """
 
+    STATE = ("_policy", "log_std", "_value", "_optimizer", "_seen", "_noted")
+
     def __init__(self, config: Any, spec: EnvSpec, device: str = "cpu", seed: int = 0) -> None:
         layout: ActorLayout = config.layout(spec)
         self.layout = layout
@@ -79,7 +80,7 @@ class ActorCritic:
         policy_flat, self.log_std, value_flat = self.parameters.split(self._sizes)
         self._policy, self._value = policy.on(policy_flat), value.on(value_flat)
         eps, norm = config.adam_eps, config.max_grad_norm
-        self._adam = FlatAdam(self.parameters, self.gradient, eps=eps, max_grad_norm=norm)
+        self._optimizer = FlatAdam(self.parameters, self.gradient, eps=eps, max_grad_norm=norm)
         self._acting_count = sum(self._sizes[:2])
         self._to_host = HostCopy(self.parameters[: self._acting_count])
         self._seen, self._noted = PublishedMoments(layout), RunningMoments(layout.inputs)
@@ -87,7 +88,7 @@ class ActorCritic:
         told = self._noted if layout.normalized else None
         buffers = *self._policy.buffers(), *self._value.buffers()
         self.vector = FlatVector(self.parameters, self.gradient, shared=(told,), buffers=buffers)
-        self.vector.moments = (self._adam.moments,)
+        self.vector.moments = (self._optimizer.moments,)
 
     def _architectures(
         self, layout: ActorLayout, value_hidden: tuple[int, ...] | None, seed: int
@@ -101,7 +102,7 @@ class ActorCritic:
     @property
     def grad_norm(self) -> Tensor | None:
         """Norm of the last applied gradient before clipping, a scalar tensor; None before the first step."""
-        return self._adam.grad_norm
+        return self._optimizer.grad_norm
 
     def make_pass(self, rows: int, gradient: bool) -> NetworksPass:
         """Buffers for a pass of both networks over `rows` rows, with or without a backward pass."""
@@ -128,12 +129,12 @@ class ActorCritic:
         assert self.vector.on_moments is not None
         moments, stepped = self.vector.on_moments(own)
         if stepped:
-            self.apply(self._adam.learning_rate)
+            self.apply(self._optimizer.learning_rate)
         return moments
 
     def apply(self, learning_rate: float) -> None:
         """Make one step of Adam with the clipped gradient of `backward`."""
-        self._adam.step(learning_rate)
+        self._optimizer.step(learning_rate)
 
     def normalized(self, obs: NDArray[Any], out: NDArray[Any]) -> None:
         """Write observations as network inputs: normalised float32, or bytes scaled unless they are kept.
@@ -172,29 +173,6 @@ class ActorCritic:
         self.parameters[: self._acting_count].copy_(weights[: self._acting_count])
         if self.layout.normalized:
             self._seen.begin_with(weights.numpy(), env_steps)
-
-    def _saved(self) -> dict[str, Any]:
-        return {
-            "policy": self._policy,
-            "log_std": self.log_std,
-            "value": self._value,
-            "optimizer": self._adam,
-            "observations": {"seen": self._seen, "noted": self._noted},
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Networks by parameter name, state of Adam and observation statistics, as copies on the host."""
-        state: dict[str, Any] = copied(self._saved())
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; training continues with the same numbers on the same device.
-
-        Raises:
-            ValueError: a part is missing or has another shape; nothing is written in that case.
-        """
-        require_like(state, self.state_dict(), "state")
-        restore(self._saved(), state)
 
 
 class NetworksPass(Protocol):

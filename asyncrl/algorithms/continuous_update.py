@@ -119,7 +119,10 @@ class ContinuousUpdate(ReplayUpdate):
     """
 
     config: ContinuousControl
-    _any_shape = ("generator",)
+    STATE: tuple[str, ...] = (
+        *ReplayUpdate.STATE,
+        *("policy", "critics", "log_alpha", "target_policy", "_optimizers", "generator", "last_actor_loss"),
+    )
     _beta1 = 0.9
     """Decay rate of Adam's first moment."""
 
@@ -174,6 +177,7 @@ class ContinuousUpdate(ReplayUpdate):
         self.target_critics = self.critics
         if self._target is not None:
             self.target_critics = self.critics.on(self._target[-count:])
+            self.STATE = (*self.STATE, "target_critics")
         if self._target is not None and shape.has_target_policy:
             self.target_policy = self.policy.on(self._target[self._slices["policy"]])
 
@@ -209,6 +213,15 @@ class ContinuousUpdate(ReplayUpdate):
             self._target.lerp_(self._followed, self.config.tau)
         return learned.critic.td.abs().mean(dim=0) if self.config.prioritized else None
 
+    @property
+    def last_actor_loss(self) -> float:
+        """Actor's loss at its last update, NaN before; waits for the device."""
+        return float(self._actor_loss)
+
+    @last_actor_loss.setter
+    def last_actor_loss(self, loss: float) -> None:
+        self._actor_loss = loss
+
     def draw(self, noise: Tensor) -> Tensor:
         """Fill `noise` with standard normal values and return it."""
         return noise.normal_(generator=self.generator)
@@ -224,7 +237,7 @@ class ContinuousUpdate(ReplayUpdate):
         The gradient norm includes the actor's gradient only if the last update moved it.
         """
         values = super().metrics()
-        actor_loss = float(self._actor_loss)
+        actor_loss = self.last_actor_loss
         if self._learned is None or math.isnan(actor_loss):
             return values
         return {**values, "train/actor_loss": actor_loss}
@@ -237,27 +250,12 @@ class ContinuousUpdate(ReplayUpdate):
         norm = math.hypot(*(float(norm) for norm in norms if norm is not None))
         return float(self._learned.critic.loss.detach()), self._learned.q, norm
 
-    def _parts(self) -> dict[str, Any]:
-        parts = {"policy": self.policy, "critics": self.critics, "log_alpha": self.log_alpha}
-        if self.target_policy is not None:
-            parts["target_policy"] = self.target_policy
-        if self._target is not None:
-            parts["target_critics"] = self.target_critics
-        return {**parts, "optimizer": self._optimizers}
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `ReplayUpdate.state_dict`."""
-        noise = {"generator": self.generator.get_state(), "actor_loss": float(self._actor_loss)}
-        return super().state_dict() | noise
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `ReplayUpdate.load_state_dict`.
+        """See `Stateful`.
 
         On another kind of device the noise continues from this learner's own seed: generators of CPU and GPU differ.
         """
-        if self.config.entropy_in_values:  # states of earlier versions have no bounds
-            state = {"value_bounds": torch.from_numpy(self.bounds.values), **state}
+        own = self.generator.get_state()
+        if "generator" in state and state["generator"].shape != own.shape:
+            state = {**state, "generator": own}
         super().load_state_dict(state)
-        if state["generator"].shape == self.generator.get_state().shape:
-            self.generator.set_state(state["generator"])
-        self._actor_loss = float(state["actor_loss"])

@@ -6,7 +6,7 @@ Engstrom et al. 2020        Implementation matters in deep policy gradients (rew
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from asyncrl.acting.layouts import NetworkLayout
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Segment
+from asyncrl.saved_state import Stateful
 
 REWARD_CLIP = 10.0
 """Bound on the absolute value of scaled rewards."""
 
 
-class RunningMoments:
+class RunningMoments(Stateful):
     """Running mean and variance per component, in float64. Implements `Shareable`.
 
     Attributes:
@@ -27,6 +28,8 @@ class RunningMoments:
         mean: `[N]`.
         square: `[N]`, sum of the squared deviations from the mean.
     """
+
+    STATE: tuple[str, ...] = ("count", "mean", "square")
 
     def __init__(self, size: int) -> None:
         self.count = 0
@@ -88,15 +91,6 @@ class RunningMoments:
         """Population variance `[N]`; ones before the first row."""
         return self.square / self.count if self.count else np.ones_like(self.square)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Copies of the three attributes."""
-        return {"count": self.count, "mean": self.mean.copy(), "square": self.square.copy()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a copy of what `state_dict` returned."""
-        self.count = int(state["count"])
-        self.mean, self.square = np.array(state["mean"], np.float64), np.array(state["square"], np.float64)
-
 
 class PublishedMoments(RunningMoments):
     """Moments of observations, published with the weights, because actors normalise their observations too.
@@ -135,9 +129,7 @@ class PublishedMoments(RunningMoments):
         """Copy the statistics into the published block `out` `[weight_count]`."""
         out[self._layout.obs_mean], out[self._layout.obs_scale] = self.normalisation
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a copy of what `state_dict` returned."""
-        super().load_state_dict(state)
+    def _restored(self) -> None:
         self._set()
 
 
@@ -148,6 +140,7 @@ class ObservationStatistics(PublishedMoments):
     change, and moments of wide observations are costly.
     """
 
+    STATE = (*PublishedMoments.STATE, "_batches")
     EVERY_BATCH, INTERVAL = 256, 16
     _batches = 0
 
@@ -162,17 +155,8 @@ class ObservationStatistics(PublishedMoments):
         super().begin_with(weights, count)
         self._batches = 1
 
-    def state_dict(self) -> dict[str, Any]:
-        """Moments and number of batches, as copies."""
-        return {"moments": super().state_dict(), "batches": self._batches}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a copy of what `state_dict` returned."""
-        super().load_state_dict(state["moments"])
-        self._batches = int(state["batches"])
-
-
-class RewardScale:
+class RewardScale(Stateful):
     """Scaling of rewards by the running standard deviation of the discounted returns.
 
     The return of a stream is R_t = r_t + gamma R_{t-1}, starting from zero in each episode. The divisor is the
@@ -186,6 +170,8 @@ class RewardScale:
     Attributes:
         moments: moments of the returns.
     """
+
+    STATE = ("moments", "_returns")
 
     def __init__(self, gamma: float) -> None:
         self._gamma = gamma
@@ -230,13 +216,3 @@ class RewardScale:
         """`reward` divided by the present divisor and clipped to +- `REWARD_CLIP`; a new float32 array."""
         result: NDArray[np.float32] = reward * np.float32(1.0 / self.divisor)
         return np.clip(result, -REWARD_CLIP, REWARD_CLIP, out=result)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Moments and the return of every stream, as copies."""
-        returns = {str(ring): total.copy() for ring, total in self._returns.items()}
-        return {"moments": self.moments.state_dict(), "returns": returns}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a copy of what `state_dict` returned."""
-        self.moments.load_state_dict(state["moments"])
-        self._returns = {int(ring): np.array(total, np.float64) for ring, total in state["returns"].items()}

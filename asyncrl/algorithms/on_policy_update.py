@@ -20,17 +20,12 @@ from asyncrl.algorithms.minibatch import Minibatch, Part
 from asyncrl.algorithms.normalization import RewardScale
 from asyncrl.algorithms.on_policy import OnPolicy
 from asyncrl.algorithms.rollout import RecurrentRollout, Rollout
-from asyncrl.algorithms.saved_state import require_like
 from asyncrl.algorithms.shared_trunk import SharedTrunkActorCritic
 from asyncrl.interfaces import EnvSpec, Segment
-
-_COUNTERS = ("seed", "iterations", "updates", "samples")
-_PROGRESS = ("epoch", "last_epoch", "position", "reusable")
-_FREE = ("rewards", "iteration")
-"""Parts of a state whose shapes change during training."""
+from asyncrl.saved_state import Stateful, restore, saved
 
 
-class OnPolicyUpdate:
+class OnPolicyUpdate(Stateful):
     """Networks, optimiser and progress of an iteration. Implements `SegmentUpdater`.
 
     Learner thread only. The rows of a gradient step depend only on the seed, the number of the iteration and the number
@@ -45,6 +40,11 @@ class OnPolicyUpdate:
     Attributes:
         nets: the networks, with their parameters and gradient in `vector`.
     """
+
+    STATE = (
+        *("nets", "_rewards", "_learning_rate", "_seed", "_iterations", "_updates", "_samples"),
+        *("_epoch", "_last_epoch", "_position", "_reusable"),
+    )
 
     def __init__(self, config: OnPolicy, spec: EnvSpec, device: str, seed: int) -> None:
         self.config = config
@@ -183,46 +183,20 @@ class OnPolicyUpdate:
         norm = self.nets.grad_norm
         return values if norm is None else {**values, "train/grad_norm": float(norm)}
 
-    def state_dict(self) -> Mapping[str, Any]:
-        """Networks, optimiser, statistics, counters and, within an iteration, its rollout and progress."""
-        iteration: dict[str, Any] = {}
+    def state_dict(self) -> dict[str, Any]:
+        """Networks, optimiser, statistics, counters and, within an iteration, its rollout, as copies on the host."""
+        state = super().state_dict()
         if self._rollout is not None and (self._epoch < self._last_epoch or self._reusable):
-            progress = {name: getattr(self, f"_{name}") for name in _PROGRESS}
-            iteration = {"rollout": self._rollout.state_dict(), "progress": progress}
-        return {
-            "networks": self.nets.state_dict(),
-            "rewards": self._rewards.state_dict(),
-            "counters": {name: getattr(self, f"_{name}") for name in _COUNTERS},
-            "learning_rate": self._learning_rate,
-            "iteration": iteration,
-        }
+            state["rollout"] = saved(self._rollout)
+        return state
 
-    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; training continues with the same numbers on the same device.
-
-        Raises:
-            ValueError: a part is missing or has another shape.
-        """
-        free = dict.fromkeys(_FREE)
-        require_like({**state, **free}, {**self.state_dict(), **free}, "state")
-        if set(free) - set(state):
-            raise ValueError(f"state must hold {sorted(free)}, got {sorted(state)}")
-        self.nets.load_state_dict(state["networks"])
-        self._rewards.load_state_dict(state["rewards"])
-        self._learning_rate = state["learning_rate"]
-        for name in _COUNTERS:
-            setattr(self, f"_{name}", int(state["counters"][name]))
-        self._epoch = self._last_epoch = self._position = self._reusable = 0
-        if state["iteration"]:
-            self._resume(state["iteration"])
-
-    def _resume(self, state: Mapping[str, Any]) -> None:
-        saved = state["rollout"]
-        rollout = self._rollout_of(int(saved["streams"]), int(saved["length"]))
-        rollout.load_state_dict(saved)
-        for name in _PROGRESS:
-            setattr(self, f"_{name}", int(state["progress"][name]))
+        """See `Stateful`."""
+        super().load_state_dict({name: value for name, value in state.items() if name != "rollout"})
+        if "rollout" not in state:
+            return
+        rollout = self._rollout_of(*state["rollout"]["shape"])
+        restore(rollout, state["rollout"])
         if self._epoch < self._last_epoch:
             position = self._position
             self._begin_pass(rollout)

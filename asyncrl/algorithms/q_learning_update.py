@@ -46,6 +46,8 @@ class QLearningUpdate(ReplayUpdate):
 
     config: QLearning
 
+    STATE = (*ReplayUpdate.STATE, "_online", "_target", "_optimizer", "_noise")
+
     def __init__(
         self,
         config: QLearning,
@@ -88,10 +90,12 @@ class QLearningUpdate(ReplayUpdate):
             (own,) = np.random.SeedSequence(seed).spawn(1)  # independent of the initial weights
             self._noise = NoiseSource((self._online, self._target), int(own.generate_state(1)[0]))
         self._to_host = HostCopy(flat)
-        self._adam = FlatAdam(flat, self._gradient, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
+        self._optimizer = FlatAdam(
+            flat, self._gradient, eps=config.adam_eps, max_grad_norm=config.max_grad_norm
+        )
         shared, buffers = (self.statistics, self.bounds), self._online.buffers()
         self.vector = FlatVector(flat, self._gradient, shared=shared, buffers=buffers)
-        self.vector.moments = (self._adam.moments,)
+        self.vector.moments = (self._optimizer.moments,)
 
     def _network(self, architecture: Architecture, flat: Tensor) -> Network:
         if not self.layout.noisy:
@@ -115,7 +119,7 @@ class QLearningUpdate(ReplayUpdate):
         config = self.config
         if self._noise is not None:
             self._noise.draw()
-        self._adam.set_learning_rate(config.learning_rate_at(self._updates, self._progress))
+        self._optimizer.set_learning_rate(config.learning_rate_at(self._updates, self._progress))
         if config.cuda_graph and self.vector.on_step is None:
             self._graphed()
         else:
@@ -139,7 +143,7 @@ class QLearningUpdate(ReplayUpdate):
         for head in self._masked:
             head.mul_(self._mask)
         self.vector.begin_step()
-        self._adam.step(self._adam.learning_rate)
+        self._optimizer.step(self._optimizer.learning_rate)
         if self.config.target_update == "soft":
             self._target.flat.lerp_(self._online.flat, self.config.tau)
 
@@ -198,7 +202,7 @@ class QLearningUpdate(ReplayUpdate):
         return values
 
     def _last(self) -> tuple[float, Tensor, float] | None:
-        buffers, norm = self._buffers, self._adam.grad_norm
+        buffers, norm = self._buffers, self._optimizer.grad_norm
         if buffers is None or norm is None:
             return None
         out, *rest = buffers.loss_arguments()
@@ -211,10 +215,6 @@ class QLearningUpdate(ReplayUpdate):
         if len(values) > 1 and isinstance(self._online, _NOISY):
             return {**values, "train/noise": float(self._online.mean_sigma())}
         return values
-
-    def _parts(self) -> dict[str, Any]:
-        parts = {"online": self._online, "target": self._target, "optimizer": self._adam}
-        return parts if self._noise is None else {**parts, "noise": self._noise.generator}
 
 
 class TransitionBuffers:

@@ -7,7 +7,7 @@ also serves as padding: its columns are zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from asyncrl.interfaces import RESET, Segment
 from asyncrl.networks.distributions import log_tanh_slope
 from asyncrl.networks.recurrent import cut_pieces
 
-_ROWS = ("reward", "flags", "behaviour", "weight")
 CHUNK = 2048
 """Maximum rows of one evaluation pass."""
 
@@ -50,6 +49,12 @@ class Rollout:
         trained: `[S, T]` bool, rows that are trained on: all but RESET rows.
         progress: completed fraction of the run's steps at the start of the iteration, for schedules.
     """
+
+    STATE: tuple[str, ...] = (
+        *("shape", "x", "action", "mask", "_columns", "reward", "flags", "behaviour", "weight"),
+        *("_statistics", "progress"),
+    )
+    """Everything that the remaining gradient steps read."""
 
     def __init__(self, nets: ActorCritic, streams: int, length: int, columns: Sequence[str]) -> None:
         self.shape, self.names = (streams, length), tuple(columns)
@@ -187,34 +192,8 @@ class Rollout:
         }
         return found | {name: self.column(name).reshape(-1).copy() for name in self.names}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that the remaining gradient steps read, as copies on the host."""
-        return {
-            "streams": self.shape[0],
-            "length": self.shape[1],
-            "x": self.x.cpu().clone(),
-            "action": self.action.cpu().clone(),
-            "columns": self._columns[:, : self.flags.size].clone(),
-            **({} if self.mask is None else {"mask": self.mask.cpu().clone()}),
-            **{name: getattr(self, name).copy() for name in _ROWS},
-            "mean": self._statistics[0].copy(),
-            "scale": self._statistics[1].copy(),
-            "progress": self.progress,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a copy of what `state_dict` of a rollout of the same shape returned."""
-        for name in ("x", "action"):
-            getattr(self, name).copy_(state[name])
-        count = self.flags.size  # an older checkpoint has a column of zeros more
-        for columns in (self.columns, self._columns):
-            columns[:, :count].copy_(state["columns"][:, :count])
-        if self.mask is not None:
-            self.mask.copy_(state["mask"])
-        for name in _ROWS:
-            np.copyto(getattr(self, name), state[name])
-        self._statistics = np.array(state["mean"], np.float32), np.array(state["scale"], np.float32)
-        self.progress = float(state["progress"])
+    def _restored(self) -> None:
+        self.columns.copy_(self._columns)
 
 
 class RecurrentRollout(Rollout):
@@ -228,6 +207,8 @@ class RecurrentRollout(Rollout):
     Attributes:
         state: `[S, state_size]` on the device, state before the first row of each stream.
     """
+
+    STATE = (*Rollout.STATE, "state")
 
     def __init__(self, nets: ActorCritic, streams: int, length: int, columns: Sequence[str]) -> None:
         super().__init__(nets, streams, length, columns)
@@ -265,15 +246,6 @@ class RecurrentRollout(Rollout):
         work.x = inputs_of(self.x[torch.from_numpy(rows).to(self.x.device)], self._nets.byte_factor)
         self.place(work, rows)
         return work
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `Rollout.state_dict`."""
-        return {**super().state_dict(), "state": self.state.cpu().clone()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Rollout.load_state_dict`."""
-        super().load_state_dict(state)
-        self.state.copy_(state["state"])
 
 
 def fill_inputs(x: Tensor, rows: Tensor, byte_factor: float) -> None:

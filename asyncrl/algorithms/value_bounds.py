@@ -51,6 +51,8 @@ class ValueBounds:
         values: float32 `[2]`, low and high of equation (2), in the units of the action values.
     """
 
+    STATE = ("values",)
+
     def __init__(self) -> None:
         self.values = np.zeros(2, np.float32)
 

@@ -3,6 +3,10 @@
 Choices become one-hot and the row is float32, as in `gymnasium.spaces.flatten`. If a leaf is an image the row is of
 bytes, because float32 would make a replay of images four times as large. Text is left out: no policy reads it.
 
+`flatten` itself is not used. It gives the same values for a valid observation without images (as float64, where a leaf
+is a choice), as fast, but takes one that is off its space: a choice below `start` becomes the last one, an array of
+another shape shifts the rest of the row.
+
 An environment with a method `action_masks()` gets its masks into the observation.
 """
 

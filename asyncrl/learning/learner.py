@@ -202,7 +202,7 @@ class Learner:
         return await self._thread.call(self._report)
 
     async def state_dict(self) -> dict[str, Any]:
-        """State of core and loop (see `loop_state`), copied between two bursts."""
+        """State of core and loop (see `saved_state`), copied between two bursts."""
         return await self._thread.call(
             lambda: {**self._loop.state_dict(), "wait_seconds": self._wait_seconds}
         )

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.interfaces import Batch, SequenceBatch
 from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
-from asyncrl.learning.loop_state import generator_state, restore_generator, restore_state
 from asyncrl.learning.mirror import ObservationMirror
 from asyncrl.learning.pace import Pace
 from asyncrl.learning.policy_lag import PolicyLagMeter
@@ -23,8 +22,9 @@ from asyncrl.learning.update_loop import Priorities, UpdateLoop, no_steps
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.networks.flat_vector import Drawn, FlatVector
 from asyncrl.protocols import ReplayUpdater, SequenceUpdater
-from asyncrl.replay.replay_state import priorities_of, replay_state, restore_empty_replay, restore_replay
+from asyncrl.replay.replay_state import priorities_of, restore_empty_replay, restore_replay
 from asyncrl.replay.ring_replay import RingReplay
+from asyncrl.saved_state import generator_state, restore, restore_generator, saved
 from asyncrl.shm.weights import WeightMailbox
 
 
@@ -207,7 +207,7 @@ class ReplayLoop(UpdateLoop):
         replay = self._replay
         return {
             **super().state_dict(),
-            "replay": replay_state(replay),
+            "replay": saved(replay),
             "generator": generator_state(replay._rng),
         }
 
@@ -216,8 +216,8 @@ class ReplayLoop(UpdateLoop):
         if priorities is None:
             self._restore_without_rows(state)
         else:
-            restore_state(self, state["loop"])
-            restore_state(self.policy_lag, state["policy_lag"])
+            restore(self, state["loop"])
+            restore(self.policy_lag, state["policy_lag"])
             restore_replay(self._replay, state["replay"], priorities)
         if self._mirror is not None:  # before the first grant, which waits until these rows are copied
             self._mirror.follow(self._positions)
@@ -225,5 +225,5 @@ class ReplayLoop(UpdateLoop):
     def _restore_without_rows(self, state: Mapping[str, Any]) -> None:
         self.inserted_steps = state["loop"]["inserted_steps"]
         self._granted[:] = self._positions[:] = [ring.published() for ring in self.rings]
-        restore_state(self.policy_lag, {**state["policy_lag"], "seen": self._positions})
+        restore(self.policy_lag, {**state["policy_lag"], "seen": self._positions})
         restore_empty_replay(self._replay, state["replay"])

@@ -26,15 +26,15 @@ from asyncrl.errors import GPUOutOfMemory
 from asyncrl.interfaces import Segment
 from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
 from asyncrl.learning.histogram import Histogram
-from asyncrl.learning.loop_state import generator_state, restore_generator, restore_state
 from asyncrl.learning.segment_balance import SegmentBalance, SegmentShape
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.update_loop import TICK_SECONDS, Priorities, UpdateLoop, no_steps
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.protocols import SegmentUpdater
 from asyncrl.replay.past_segments import PastSegments
-from asyncrl.replay.replay_state import queue_state, restore_queue
+from asyncrl.replay.replay_state import restore_queue
 from asyncrl.replay.segments import SegmentQueue
+from asyncrl.saved_state import restore, saved
 from asyncrl.shm.weights import WeightMailbox
 
 
@@ -298,10 +298,10 @@ class SegmentLoop(UpdateLoop):
         past = self._past
         return {
             **super().state_dict(),
-            "queue": queue_state(self._queue),
+            "queue": saved(self._queue),
             "discarded": self._discarded_steps,
             "held": bool(self._taken),
-            "past": None if past is None else _past_state(past),
+            "past": None if past is None else saved(past),
         }
 
     def _restore_rows(self, state: Mapping[str, Any], priorities: Priorities | None) -> None:
@@ -310,25 +310,14 @@ class SegmentLoop(UpdateLoop):
         granted = (
             {} if rows else {"granted": np.array([ring.published() + 1 for ring in self.rings], np.int64)}
         )
-        restore_state(self, {**state["loop"], **granted})
-        restore_state(self.policy_lag, state["policy_lag"])
+        restore(self, {**state["loop"], **granted})
+        restore(self.policy_lag, state["policy_lag"])
         held = restore_queue(self._queue, state["queue"], rows=rows)
         self._discarded_steps = int(state["discarded"])
         if rows and state["held"]:  # synchronous: the batch in training is released after publication
             self._taken = held
         if self._past is not None and state["past"] is not None:
-            _restore_past(self._past, state["past"])
-
-
-def _past_state(past: PastSegments) -> dict[str, Any]:
-    segments = [dict(vars(segment)) for segment in past._kept]
-    return {"segments": segments, "generator": generator_state(past._rng)}
-
-
-def _restore_past(past: PastSegments, state: Mapping[str, Any]) -> None:
-    past._kept.clear()
-    past._kept.extend(Segment(**fields) for fields in state["segments"])
-    restore_generator(past._rng, state["generator"])
+            restore(self._past, state["past"])
 
 
 def _memory_error(error: BaseException, per_batch: int, length: int) -> GPUOutOfMemory:

@@ -71,6 +71,8 @@ class StalenessMeter:
         ValueError: the correction is unknown, or the rate or bound is negative.
     """
 
+    STATE = ("in_updates", "in_versions")
+
     def __init__(
         self,
         correction: Correction = "none",

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from asyncrl.errors import RingCorrupt
 from asyncrl.learning.divergence import Divergence
 from asyncrl.learning.histogram import Histogram
-from asyncrl.learning.loop_state import restore_state, state_of
 from asyncrl.learning.pace import Pace
 from asyncrl.learning.publication import Publisher
 from asyncrl.learning.staleness import StalenessMeter
@@ -21,6 +20,7 @@ from asyncrl.learning.weight_snapshots import WeightSnapshot, WeightSnapshots
 from asyncrl.protocols import Updater
 from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.replay.segments import SegmentQueue
+from asyncrl.saved_state import restore, saved
 from asyncrl.shm.weights import WeightMailbox
 
 TICK_SECONDS = 0.001
@@ -169,15 +169,22 @@ class UpdateLoop(ABC):
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """State as copies, between two ticks; see `loop_state.py`."""
+        """State as copies, between two ticks: counters and positions, and of which policy the acting weights are.
+
+        There are three cases, depending on what the caller has restored before:
+
+            rows and actors     exact: all later numbers equal those of an uninterrupted run (lockstep, synchronous)
+            rows                the learner continues exactly; the actors begin new lives, which cut the trajectories
+            neither             replay is filled again before the first update; segments in flight are lost
+        """
         return {
             "core": self.core.state_dict(),
-            "loop": state_of(self),
-            "pace": state_of(self.pace),
-            "publisher": state_of(self.publisher),
+            "loop": saved(self),
+            "pace": saved(self.pace),
+            "publisher": saved(self.publisher),
             "published": self.publisher.published(),
-            "staleness": [state_of(self.staleness.in_updates), state_of(self.staleness.in_versions)],
-            "policy_lag": state_of(self.policy_lag),
+            "staleness": saved(self.staleness),
+            "policy_lag": saved(self.policy_lag),
         }
 
     def restore(self, state: Mapping[str, Any], priorities: Priorities | None) -> None:
@@ -193,12 +200,11 @@ class UpdateLoop(ABC):
             ValueError, KeyError: the state belongs to another kind of loop.
         """
         self.core.load_state_dict(state["core"])
-        restore_state(self.pace, state["pace"])
+        restore(self.pace, state["pace"])
         if priorities is None:
             self.pace.refill()
-        restore_state(self.publisher, state["publisher"])
-        restore_state(self.staleness.in_updates, state["staleness"][0])
-        restore_state(self.staleness.in_versions, state["staleness"][1])
+        restore(self.publisher, state["publisher"])
+        restore(self.staleness, state["staleness"])
         self._restore_rows(state, priorities)
         self.publisher.republish(state["published"], exactly=priorities is not None)
 

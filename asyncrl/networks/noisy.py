@@ -163,6 +163,8 @@ class NoiseSource:
         generator: random generator of the noise.
     """
 
+    STATE = ("generator",)
+
     def __init__(self, networks: Sequence[NoisyMLP | NoisyModule], seed: int) -> None:
         self._networks = networks
         device = networks[0].flat.device

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -26,6 +24,8 @@ class FlatAdam:
     Attributes:
         learning_rate: learning rate of the last step, 0 before it.
     """
+
+    STATE = ("_exp_avg", "_exp_avg_sq", "_step")
 
     def __init__(
         self,
@@ -96,15 +96,3 @@ class FlatAdam:
         if self._stepped and not self._limited:
             self._norm = torch.linalg.vector_norm(self._gradient)
         return self._norm
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return both moments `[P]` and the number of steps, as copies on the host."""
-        return {name: tensor.cpu().clone() for name, tensor in self._tensors().items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Copy the tensors that `state_dict` returned; the caller has checked their shapes."""
-        for name, own in self._tensors().items():
-            own.copy_(state[name])
-
-    def _tensors(self) -> dict[str, Tensor]:
-        return {"exp_avg": self._exp_avg, "exp_avg_sq": self._exp_avg_sq, "step": self._step}

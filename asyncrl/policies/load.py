@@ -18,10 +18,11 @@ from asyncrl.errors import AsyncRLError, CheckpointError, describe_error, error_
 from asyncrl.policies.policy_file import ANOTHER, read_policy_file
 from asyncrl.policies.portable_policy import PortablePolicy
 from asyncrl.protocols import Algorithm
-from asyncrl.storage.checkpoint_format import MAGIC, refused
+from asyncrl.storage.checkpoint import CHECKPOINT, read_policy
 from asyncrl.storage.checkpoint_meta import CheckpointMeta
 from asyncrl.storage.config_file import make_record
-from asyncrl.storage.run_files import environment_of_run, network_of_run, unpickled_network
+from asyncrl.storage.run_files import NETWORK, environment_of_run, network_of_run, unpickled_network
+from asyncrl.storage.tensor_file import begins_as, refused
 
 
 def load(
@@ -34,7 +35,7 @@ def load(
     """Load a policy that acts with NumPy alone. No code from the file is run unless `trusted`.
 
     Args:
-        path: a file that `policy.save` wrote, a checkpoint, or a run directory. Reading the latter two imports torch.
+        path: a file that `policy.save` wrote, a checkpoint, or a run directory.
         checkpoint: checkpoint of a run directory: `"best"`, `"latest"` or a number of steps. None is the best, or the
             latest if nothing was evaluated.
         network: the algorithm's option `network`, for a policy with a user-defined network. Such a policy acts with
@@ -47,7 +48,7 @@ def load(
         ConfigurationError: it has a user-defined network, and torch is not installed (ASYNC017).
     """
     path = Path(path).expanduser()
-    if path.is_dir() or _is_checkpoint(path):
+    if path.is_dir() or begins_as(path, CHECKPOINT):
         return _from_checkpoint(checkpoint_file(path, checkpoint), network, trusted)
 
     def check(meta: CheckpointMeta, weights: int, own: bool) -> None:
@@ -93,20 +94,7 @@ def checkpoint_file(path: Path, checkpoint: str | None = None) -> Path:
     return file
 
 
-def _is_checkpoint(path: Path) -> bool:
-    try:
-        if not path.is_file():  # opening a pipe without a writer would block
-            return False
-        with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:  # reported when the policy is read
-        return False
-
-
 def _from_checkpoint(path: Path, network: NetworkFactory | None, trusted: bool) -> PortablePolicy:
-    from asyncrl.storage.checkpoint import read_policy
-    from asyncrl.storage.run_files import NETWORK
-
     saved = read_policy(path)
     meta = replace(saved.meta, env_steps=saved.meta.weights_env_steps or saved.meta.env_steps)
     run = path.parent.parent

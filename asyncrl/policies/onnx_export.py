@@ -32,7 +32,7 @@ from asyncrl.acting.policies import QPolicy
 from asyncrl.acting.stochastic import StochasticPolicy
 from asyncrl.acting.trained_policy import TrainedPolicy
 from asyncrl.errors import ConfigurationError, describe_error
-from asyncrl.storage.checkpoint_format import write_atomically
+from asyncrl.storage.atomic_file import write_atomically
 from asyncrl.version import __version__
 
 OPSET = 17

@@ -30,6 +30,8 @@ class PastSegments:
         ValueError: `capacity` is below `per_batch`, or one of them below 1.
     """
 
+    STATE = ("segments", "_rng")
+
     def __init__(
         self, capacity: int, per_batch: int, max_staleness: int | None, rng: np.random.Generator
     ) -> None:
@@ -41,6 +43,16 @@ class PastSegments:
         self._per_batch = per_batch
         self._bound = max_staleness
         self._rng = rng
+
+    @property
+    def segments(self) -> list[dict[str, Any]]:
+        """The segments as dicts of their fields, not copies."""
+        return [dict(vars(segment)) for segment in self._kept]
+
+    @segments.setter
+    def segments(self, segments: Sequence[dict[str, Any]]) -> None:
+        self._kept.clear()
+        self._kept.extend(Segment(**fields) for fields in segments)
 
     def __len__(self) -> int:
         return len(self._kept)

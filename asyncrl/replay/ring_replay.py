@@ -65,6 +65,7 @@ class RingReplay(ABC, Generic[B]):
         tree: sum tree of the priorities, a sequence's at its first row; for tests.
     """
 
+    STATE = ("cursors", "counters", "numbers")
     WHAT: ClassVar[str]
     """Name of a sampled item in error messages."""
 
@@ -109,6 +110,21 @@ class RingReplay(ABC, Generic[B]):
         self._batches: dict[int, tuple[B, BatchTable]] = {}
         self._dirty, self._priorities = np.zeros(256, np.int64), np.zeros(256, np.float32)
         self._tree = (self.tree.leaves, self.tree.nodes, self.tree.first, self._table, self._state)
+
+    @property
+    def cursors(self) -> NDArray[np.int64]:
+        """Positions of each ring up to which rows are ingested, sampleable and so on, a view."""
+        return self._table[:, table.SEEN : table.CLOSED + 1]
+
+    @property
+    def counters(self) -> NDArray[np.int64]:
+        """Counters since the start, a view."""
+        return self._state[table.MIN_UPDATES : table.CALLS + 1]
+
+    @property
+    def numbers(self) -> NDArray[np.float64]:
+        """Recent largest priorities, a view."""
+        return self._numbers[table.FIRST :]
 
     @abstractmethod
     def _draw(self, to: BatchTable, beta: float) -> None:

@@ -27,6 +27,8 @@ class SegmentStacks:
         dtype: dtype of the observations.
     """
 
+    STATE = ("_tail", "_age")
+
     def __init__(self, frames: int, num_envs: int, shape: tuple[int, ...], dtype: str) -> None:
         self._frames = frames
         self._tail: NDArray[Any] = np.zeros((num_envs, frames - 1, *shape), dtype)

@@ -67,6 +67,11 @@ class SegmentQueue:
         ValueError: no rings, rings of different layouts, a length below 1, or rings of fewer than `length + 1` slots.
     """
 
+    STATE = (
+        *("_complete", "_taken", "_released", "_stacks"),
+        *("_taken_segments", "_taken_steps", "_inserted_steps", "_copied_segments"),
+    )
+
     def __init__(self, rings: Sequence[RingReader], *, length: int, frame_stack: int = 1) -> None:
         _check(rings, length)
         self.rings = tuple(rings)

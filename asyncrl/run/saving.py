@@ -57,10 +57,11 @@ from asyncrl.shm.ring_rows import (
 from asyncrl.show.metrics import EvaluationResult
 from asyncrl.storage.checkpoint import CheckpointMeta, does_not_fit
 from asyncrl.storage.disk_space import reason_of, warn_of_little_space
-from asyncrl.storage.replay_file import SUFFIX, RowArray, split_rings, write_rows
+from asyncrl.storage.replay_file import SUFFIX, split_rings, write_rows
 from asyncrl.storage.resume import Resumption
 from asyncrl.storage.resume_rules import refused_change
 from asyncrl.storage.run_directory import DirectoryLost, RunDirectory
+from asyncrl.storage.tensor_file import StoredArray
 
 ACTORS_SECONDS = 10.0
 """Time limit for the actors to use up their grants and to send their state."""
@@ -357,12 +358,12 @@ class CheckpointSaver:
             counted = float(run["actor_wait_seconds"]), int(run["actor_restarts"])
             self._reporter.go_on_from(self._pool.statistics(), report, *counted)
 
-    def _row_arrays(self, rings: Mapping[str, Any], states: list[bytes] | None) -> list[RowArray]:
+    def _row_arrays(self, rings: Mapping[str, Any], states: list[bytes] | None) -> list[StoredArray]:
         """Arrays of the rows file; they are views of shared memory."""
         found = []
         for i, state in enumerate(states or ()):
             data = functools.partial(iter, (np.frombuffer(state, np.uint8),))
-            found.append(RowArray(f"actor{i}", "uint8", (len(state),), data))
+            found.append(StoredArray(f"actor{i}", "uint8", (len(state),), data))
         priorities = self._learner.priorities
         firsts, ends = rings["first"].tolist(), rings["published"].tolist()
         for index, (ring, first, end) in enumerate(zip(self._pool.rings, firsts, ends, strict=True)):
@@ -373,7 +374,7 @@ class CheckpointSaver:
                 rows = end - first + 1
                 shape = (*array.shape[:axis], rows, *array.shape[axis + 1 :])
                 parts = functools.partial(pieces, array, axis, first, rows, ring.num_slots)
-                found.append(RowArray(f"ring{index}/{name}", str(array.dtype), shape, parts))
+                found.append(StoredArray(f"ring{index}/{name}", str(array.dtype), shape, parts))
         return found
 
 

@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 
 from asyncrl.errors import PortInUse
+from asyncrl.storage.atomic_file import write_atomically
 
 ASK_SECONDS = 0.5
 MAX_ANSWER_BYTES = 256 * 1024
@@ -18,22 +19,13 @@ MAX_ANSWER_BYTES = 256 * 1024
 def write_http_file(path: str | os.PathLike[str], *, url: str, pid: int, token: str) -> None:
     """Write `{"url", "pid", "token"}` to `path` atomically, readable only by its owner.
 
-    The file holds the token, so it is created with mode 0600 and renamed over an older file.
+    The file holds the token, so it has mode 0600 from the beginning.
 
     Raises:
         OSError: the directory cannot be written.
     """
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(fd, "wb") as file:
-            file.write(msgspec.json.encode({"url": url, "pid": pid, "token": token}) + b"\n")
-        os.replace(temporary, target)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    data = msgspec.json.encode({"url": url, "pid": pid, "token": token}) + b"\n"
+    write_atomically(Path(path), [data], mode=0o600, durable=False)
 
 
 async def port_in_use(host: str, port: int) -> PortInUse:

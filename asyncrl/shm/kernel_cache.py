@@ -11,6 +11,11 @@ nothing.
 
 *Locking.* One process at a time compiles, by a lock on a file beside the entry. Entries are replaced atomically, so
 readers need no lock.
+
+*Why not numba's own*, in a folder named by a hash of the sources? The hash must cover every file that a kernel is made
+of: one hash of all would compile all 57 kernels after an edit of any of their 24 files and leave a folder behind, and
+one per kernel is the stamp above. The search for a writable folder, the lock (numba's processes compile the same kernel
+twice), damaged entries and the load without a refresh of the target would stay: it saves about a fifth of this file.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from asyncrl.errors import ConfigurationError
 from asyncrl.show.curves import Curve
-from asyncrl.storage.checkpoint_format import write_atomically
+from asyncrl.storage.atomic_file import write_atomically
 from asyncrl.storage.disk_space import error_of_file
 
 

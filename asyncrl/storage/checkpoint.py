@@ -1,41 +1,35 @@
-"""Checkpoints of a learner, each one file that is refused unless complete and valid; layout in `checkpoint_format.py`.
+"""Checkpoints of a learner, each one file that is refused unless complete and valid (`tensor_file.py`).
 
-A file is treated as untrusted, since anybody can write one with a valid digest. Its sizes are compared with the file's
-before anything of that size is read, the header has a schema, the payload holds tensors and JSON and no code
-(`state_tensors.py`), and every failed check raises ASYNC019 with a short text.
+header     "meta"   `CheckpointMeta`
+           "state"  the state's tree (`state_tree.py`)
+0, 1, ...           the arrays and tensors of the state, in the order of the tree
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.errors import CheckpointError, error_text, printable
-from asyncrl.storage.checkpoint_format import (
-    FORMAT_VERSION,
-    MAGIC,
-    PREFIX,
-    digest_of,
-    encode,
-    is_whole,
-    opened,
-    refused,
-    write_atomically,
-)
+from asyncrl.errors import CheckpointError
 from asyncrl.storage.checkpoint_meta import CheckpointMeta, meta_from_json, meta_to_json
-from asyncrl.storage.state_tensors import pack, unpack
-from asyncrl.version import __version__
+from asyncrl.storage.state_tree import from_tree, tree_of
+from asyncrl.storage.tensor_file import (
+    FileKind,
+    Shapes,
+    is_whole,
+    read_tensors,
+    refused,
+    short,
+    stored,
+    write_tensors,
+)
 
-__all__ = ["CheckpointMeta", "SavedPolicy", "load", "read_policy", "save"]
-
-MAX_HEADER_BYTES = 16 << 20
-"""Limit of the header's length: the bounds of a box of a hundred thousand actions fit."""
+__all__ = ["CHECKPOINT", "CheckpointMeta", "SavedPolicy", "load", "read_policy", "save"]
 
 
 @dataclass(frozen=True)
@@ -64,8 +58,8 @@ def save(path: Path, state: Mapping[str, Any], meta: CheckpointMeta) -> None:
         OSError: the file cannot be written.
         TypeError: the state holds a value of another type.
     """
-    header = json.dumps(meta_to_json(meta)).encode()
-    write_atomically(path, encode(header, pack(state)))
+    tree, arrays = tree_of(state)
+    write_tensors(path, CHECKPOINT, {"meta": meta_to_json(meta), "state": tree}, stored(arrays))
 
 
 def load(
@@ -77,8 +71,7 @@ def load(
         CheckpointError: the file is missing, damaged, of another format version, environment or algorithm
             (ASYNC019; the text names the file and the check that failed).
     """
-    with opened(path, "the checkpoint") as (file, size):
-        meta, payload = _decode(path, file, size)
+    tree, meta, arrays = _read(path)
     for what, expected, got in (("environment", expect_env, meta.env), ("algorithm", expect_algo, meta.algo)):
         if expected is not None and got != expected:
             raise refused(
@@ -87,17 +80,17 @@ def load(
                 what,
                 f"choose a checkpoint of {expected}",
             )
-    return _read_state(path, payload), meta
+    return _state(path, tree, arrays), meta
 
 
 def read_policy(path: Path) -> SavedPolicy:
-    """Read the weights of a checkpoint, and the header from which their policy is built.
+    """Read the weights of a checkpoint, and the header from which their policy is built; without torch.
 
     Raises:
         CheckpointError: see `load`; or the checkpoint has no weights, or they are NaN or infinite.
     """
-    state, meta = load(path)
-    weights = state.get("weights")
+    tree, meta, arrays = _read(path)
+    weights = _state(path, tree, arrays, only="weights").get("weights")
     if not isinstance(weights, np.ndarray) or weights.dtype != np.float32 or weights.ndim != 1:
         raise refused(path, "the checkpoint holds no policy weights", "weights", "choose another checkpoint")
     if not np.isfinite(weights).all():
@@ -110,63 +103,32 @@ def does_not_fit(path: Path, what: str) -> CheckpointError:
     return refused(path, f"the checkpoint does not fit: {what}", "options", _before(path))
 
 
-def _decode(path: Path, file: IO[bytes], size: int) -> tuple[CheckpointMeta, bytes]:
-    """Read the header and the payload, after every check of the bytes, the cheapest first."""
-    if size < PREFIX.size:
-        raise _damaged(path, "length", f"{size} bytes are there, a header alone has {PREFIX.size}")
-    magic, digest, version, header_length, payload_length = PREFIX.unpack(file.read(PREFIX.size))
-    if magic != MAGIC:
-        raise _damaged(path, "magic", f"it begins with {bytes(magic)!r}, a checkpoint with {MAGIC!r}")
-    if version != FORMAT_VERSION:
-        raise refused(
-            path,
-            f"the checkpoint has format version {version}, this asyncrl {__version__} reads {FORMAT_VERSION}",
-            "format version",
-            "load it with the asyncrl that wrote it",
-        )
-    expected = PREFIX.size + header_length + payload_length
-    if size != expected:
-        raise _damaged(path, "length", f"{size} bytes are there, {expected} were written")
-    if header_length > MAX_HEADER_BYTES:
-        raise _damaged(path, "length", f"the header has {header_length} bytes, at most {MAX_HEADER_BYTES}")
-    if digest_of(file) != digest:
-        raise _damaged(path, "SHA-256", "the bytes are not those that were written")
-    file.seek(PREFIX.size)
-    meta = _read_header(path, file.read(header_length))
-    return meta, file.read(payload_length)
+def _read(path: Path) -> tuple[list[Any], CheckpointMeta, dict[str, NDArray[Any]]]:
+    def parse(header: Any, shapes: Shapes) -> tuple[list[Any], CheckpointMeta]:
+        return list(header["state"]), meta_from_json(header["meta"])
+
+    (tree, meta), arrays = read_tensors(path, CHECKPOINT, parse)
+    return tree, meta, arrays
 
 
-def _read_header(path: Path, header: bytes) -> CheckpointMeta:
+def _state(
+    path: Path, tree: list[Any], arrays: dict[str, NDArray[Any]], only: str | None = None
+) -> dict[str, Any]:
+    """Make the state, or its entry `only`; no code of the file is executed, and no array is larger than the file."""
     try:
-        return meta_from_json(json.loads(header))
-    except (ValueError, TypeError, RecursionError) as error:
+        if only is not None:
+            tree = [*tree[:1], *(entry for entry in tree[1:] if entry[0] == only)]
+        state = from_tree(tree, arrays)
+        if not isinstance(state, dict):
+            raise TypeError(f"it holds a {type(state).__name__}, not a dict")
+        return state
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise refused(
             path,
-            f"the checkpoint's header is not one that asyncrl {__version__} writes: {_short(error)}",
-            "header",
-            "load it with the asyncrl that wrote it",
-        ) from None
-
-
-def _read_state(path: Path, payload: bytes) -> dict[str, Any]:
-    """Decode the payload's state; no code of it is executed, and no array is larger than the payload."""
-    try:
-        return unpack(payload)
-    except Exception as error:
-        raise refused(
-            path,
-            f"the checkpoint's payload is not one that asyncrl writes: {_short(error)}",
-            "payload",
+            f"the checkpoint's state is not one that asyncrl writes: {short(error)}",
+            "state",
             "do not use a file that somebody else may have made; " + _before(path),
         ) from None
-
-
-def _short(error: Exception) -> str:
-    """First sentence of an exception's text, at most 200 characters."""
-    if isinstance(error, RecursionError):
-        return "it is nested too deep"
-    text = " ".join(error_text(error).split())
-    return printable(text.split(". ")[0], 200) or type(error).__name__
 
 
 def _before(path: Path) -> str:
@@ -176,10 +138,9 @@ def _before(path: Path) -> str:
     except OSError:
         others = []
     for other in sorted(others, key=lambda p: int(p.name), reverse=True):
-        if is_whole(other):
+        if is_whole(other, CHECKPOINT):
             return f"use the one before it, {other}"
     return "choose another checkpoint of the run"
 
 
-def _damaged(path: Path, check: str, how: str) -> CheckpointError:
-    return refused(path, f"the checkpoint is damaged: {how}", check, _before(path))
+CHECKPOINT = FileKind("checkpoint", "the checkpoint", _before)

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncrl.storage.checkpoint_format import sync_directory
+from asyncrl.storage.atomic_file import sync_directory
+from asyncrl.storage.checkpoint import save
 from asyncrl.storage.checkpoint_meta import CheckpointMeta
 from asyncrl.storage.replay_file import SUFFIX
 
@@ -35,9 +36,6 @@ class CheckpointFolder:
 
         A checkpoint with rows (`replay_file.py`) removes the rows of those before it: only one rows file is kept.
         """
-        # Imported here because it imports torch, which reading a run directory does not need.
-        from asyncrl.storage.checkpoint import save
-
         self.directory.mkdir(parents=True, exist_ok=True)
         for left_by_a_kill in self.directory.glob(".*.tmp"):
             left_by_a_kill.unlink(missing_ok=True)

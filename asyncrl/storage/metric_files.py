@@ -11,10 +11,11 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
+
+from asyncrl.storage.atomic_file import write_atomically
 
 JSONL, CSV, LOST = "metrics.jsonl", "progress.csv", "metrics_lost.jsonl"
 STEPS = ("time/total_timesteps", "eval/total_timesteps")
@@ -78,6 +79,4 @@ def _lines(file: Path) -> list[str]:
 
 
 def _replace(file: Path, lines: list[str]) -> None:
-    temporary = file.with_name(f".{file.name}.tmp")
-    temporary.write_text("".join(lines), encoding="utf-8")
-    os.replace(temporary, file)
+    write_atomically(file, (line.encode() for line in lines), durable=False)

@@ -30,6 +30,7 @@ from typing import Any
 import psutil
 
 from asyncrl.errors import ConfigurationError, FilesNotWritten
+from asyncrl.storage.atomic_file import write_atomically
 from asyncrl.storage.checkpoint_folder import CheckpointFolder
 
 LOCK = ".lock"
@@ -133,16 +134,7 @@ class RunDirectory:
         if self.path is None:
             return
         self.check()
-        temporary = self.path / f".{name}.tmp"
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-            os.replace(temporary, self.path / name)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+        write_atomically(self.path / name, [data], mode=mode, durable=False)
 
     def write_json(self, name: str, value: Mapping[str, Any], mode: int = 0o644) -> None:
         """Write `value` as strict JSON, atomically; NaN and infinity become null. Raises OSError."""

@@ -22,7 +22,6 @@ import pickle
 import platform
 import signal
 import socket
-import struct
 import sys
 import tempfile
 import threading
@@ -31,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asyncrl.actors.frames import receive_frame, send_frame
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.envs.source import EnvSource
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 SOCKET, JOB = "ranks.sock", "job.pkl"
 """Files of the launcher's directory."""
-_LENGTH = struct.Struct("!Q")
 
 Message = tuple[Any, ...]
 
@@ -83,36 +82,26 @@ class Channel:
 
     def send(self, *message: Any) -> None:
         """Send a message; functions in it may be lambdas. Raises OSError if the other end is closed."""
-        try:
-            data = pickle.dumps(message)
-        except Exception:  # a policy holds its algorithm's functions and its network's factory
-            data = pack_policy(message)
         with self._lock:
-            self._socket.sendall(_LENGTH.pack(len(data)) + data)
+            send_frame(self._socket, message, pickled=_pickled)
 
     def receive(self) -> Message | None:
         """Wait for the next message; None if the connection has ended."""
-        head = self._read(_LENGTH.size)
-        body = self._read(_LENGTH.unpack(head)[0]) if head is not None else None
-        return None if body is None else pickle.loads(body)
-
-    def _read(self, count: int) -> bytes | None:
-        parts = bytearray()
-        while len(parts) < count:
-            try:
-                part = self._socket.recv(min(1 << 20, count - len(parts)))
-            except OSError:
-                return None
-            if not part:
-                return None
-            parts += part
-        return bytes(parts)
+        received = receive_frame(self._socket)
+        return None if received is None else received[0]
 
     def close(self) -> None:
         """Close the connection; a waiting `receive` returns None."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+
+def _pickled(message: Message) -> bytes:
+    try:
+        return pickle.dumps(message)
+    except Exception:  # a policy holds its algorithm's functions and its network's factory
+        return pack_policy(message)
 
 
 def sendable(error: BaseException | None) -> BaseException | None:

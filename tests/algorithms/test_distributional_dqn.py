@@ -116,7 +116,7 @@ class Reference:
         self.adam = torch.optim.Adam([self.online], lr=self.config.learning_rate, eps=self.config.adam_eps)
         self.noise = torch.Generator()
         if core._noise is not None:
-            self.noise.set_state(core.state_dict()["noise"])
+            self.noise.set_state(core.state_dict()["noise"]["generator"])
 
     def outputs(self, flat: torch.Tensor, x: torch.Tensor, normal: torch.Tensor) -> torch.Tensor:
         """Outputs by action, layer by layer as in the paper: y = (mu + sigma f(e') f(e)^T) x + mu_b + sigma_b f(e')."""
@@ -222,7 +222,7 @@ def test_noise_goes_on_where_it_was_saved_and_learns(name: str) -> None:
     start = core.state_dict()
     core.update(filled_batch())
     state = core.state_dict()
-    assert not torch.equal(start["noise"], state["noise"])
+    assert not torch.equal(start["noise"]["generator"], state["noise"]["generator"])
     for part in ("sigma.1.weight", "sigma.1.bias", "sigma.2.weight", "sigma.2.bias"):
         assert (state["online"][part] != start["online"][part]).any(), part
     assert "sigma.0.weight" not in state["online"]

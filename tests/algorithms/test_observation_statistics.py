@@ -87,7 +87,7 @@ def test_state_holds_the_statistics(record: Any, spec: EnvSpec) -> None:
     for core in (first, second):
         core.update(batch)
     np.testing.assert_array_equal(weights_of(first), weights_of(second))
-    assert "observations" not in record().make_updater(spec, "cpu", 0).state_dict()
+    assert "statistics" not in record().make_updater(spec, "cpu", 0).state_dict()
 
 
 class Layout(NetworkLayout):

@@ -172,8 +172,8 @@ def test_an_iteration_is_the_slow_twins(case: str) -> None:
     twin = Twin(core, spec)
     # Adam's moments are the twin's own: both begin anew.
     state = core.state_dict()
-    fresh = {name: torch.zeros_like(t) for name, t in state["networks"]["optimizer"].items()}
-    core.load_state_dict({**state, "networks": {**state["networks"], "optimizer": fresh}})
+    fresh = {name: torch.zeros_like(t) for name, t in state["nets"]["optimizer"].items()}
+    core.load_state_dict({**state, "nets": {**state["nets"], "optimizer": fresh}})
     before = weights_of(core)
     core.begin(segments, 0.0)
     orders: list[list[np.ndarray]] = [[] for _ in range(algorithm.epochs)]

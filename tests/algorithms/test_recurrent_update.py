@@ -184,8 +184,8 @@ def test_a_gradient_step_is_the_slow_twins(name: str, cell: str, kind: str) -> N
     for seed in (10, 20, 30):
         iterate(core, batch_of(algorithm, spec, core, seed))
     state = core.state_dict()
-    fresh = {k: torch.zeros_like(t) for k, t in state["networks"]["optimizer"].items()}
-    core.load_state_dict({**state, "networks": {**state["networks"], "optimizer": fresh}})
+    fresh = {k: torch.zeros_like(t) for k, t in state["nets"]["optimizer"].items()}
+    core.load_state_dict({**state, "nets": {**state["nets"], "optimizer": fresh}})
     twin = Twin(core)
     before = twin.flat()
     assert iterate(core, old) == several["epochs"]

@@ -197,13 +197,13 @@ def test_entropy_widens_the_bounds_and_clips_nothing(record: Any) -> None:
     )
 
 
-def test_a_state_of_sac_without_bounds_is_loaded() -> None:
+def test_the_bounds_are_part_of_the_state() -> None:
     spec = EnvSpec("test", (3,), "float32", BoxAction((-1.0,), (1.0,), (1,)))
     core, other = (SAC(batch_size=32, hidden_sizes=(16,)).make_updater(spec, "cpu", seed) for seed in (0, 1))
     core.update(filled(spec))
     state = core.state_dict()
     other.load_state_dict(state)
     assert other.bounds.values.tolist() == core.bounds.values.tolist() != [0.0, 0.0]
-    del state["value_bounds"]
-    other.load_state_dict(state)
-    assert torch.equal(other.state_dict()["policy"]["0.weight"], state["policy"]["0.weight"])
+    del state["bounds"]
+    with pytest.raises(ValueError, match="bounds"):
+        other.load_state_dict(state)

@@ -428,9 +428,9 @@ def test_the_policy_of_a_run_whose_disk_stays_full_is_kept_elsewhere(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def write(path: Path, parts: Any) -> None:
+    def write(path: Path, *arguments: Any) -> None:
         if place != "nowhere" and (place == "working directory" or path.parent != work):
-            return real(path, parts)
+            return real(path, *arguments)
         return full()
 
     work, temporary = tmp_path / "work", tmp_path / "temporary"
@@ -440,8 +440,8 @@ def test_the_policy_of_a_run_whose_disk_stays_full_is_kept_elsewhere(
     monkeypatch.chdir(work)
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.setattr(CheckpointFolder, "save", full)
-    real = policy_file.write_atomically
-    monkeypatch.setattr(policy_file, "write_atomically", write)
+    real = policy_file.write_tensors
+    monkeypatch.setattr(policy_file, "write_tensors", write)
     options = [
         "--algo",
         "dqn",
@@ -909,7 +909,7 @@ def test_a_step_that_fails_does_not_keep_the_others_from_being_taken(
 
 def test_a_summary_that_cannot_be_written_is_in_the_result(tmp_path: Path) -> None:
     rig = Ending(tmp_path)
-    (tmp_path / ".summary.json.tmp").mkdir()
+    (tmp_path / "summary.json").mkdir()
     with pytest.warns(errors.FilesNotWritten, match=r"ASYNC040.*summary\.json"):
         outcome, error = rig.finish()
     assert error is None

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
-import hashlib
-import io
 import json
 import os
 import pickle
 import platform
 import random
 import shutil
-import struct
 import subprocess
 import sys
 import textwrap
@@ -27,9 +24,8 @@ import numpy as np
 import pytest
 import torch
 from fakes import CountingEnv, RandomPolicy, SimpleEnv
-from safetensors.numpy import load as parse_tensors
-from safetensors.numpy import save as pack_tensors
 from snapshots import make_snapshot
+from tensor_files import joined, sealed, split, with_header
 from waiting import PATIENCE_SECONDS
 
 from asyncrl import DQN, errors
@@ -80,24 +76,10 @@ def refused(path: Path, reader: Callable[[Path], object] = load) -> errors.Check
 # --- checkpoints that somebody else wrote -------------------------------------------------------------------------
 
 
-def parts(path: Path) -> tuple[bytes, bytes]:
-    """Header and payload of a good checkpoint."""
+def good(path: Path) -> bytes:
+    """Write a good checkpoint; returns its bytes."""
     save(path, {"weights": np.zeros(WEIGHT_COUNT, np.float32), "core": {"step": 3}}, meta())
-    data = path.read_bytes()
-    length = struct.unpack_from("<I", data, 44)[0]
-    return data[56 : 56 + length], data[56 + length :]
-
-
-def forge(path: Path, header: bytes, payload: bytes) -> None:
-    """File with correct sizes and digest and any content."""
-    rest = struct.pack("<IIQ", 1, len(header), len(payload)) + header + payload
-    path.write_bytes(b"ASYNCRL\0" + hashlib.sha256(rest).digest() + rest)
-
-
-def changed(header: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
-    record = json.loads(header)
-    change(record)
-    return json.dumps(record).encode()
+    return path.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -122,8 +104,8 @@ def test_a_foreign_header_is_named(
     tmp_path: Path, change: Callable[[dict[str, Any]], object], says: str
 ) -> None:
     path = tmp_path / "latest"
-    header, payload = parts(path)
-    forge(path, changed(header, change), payload)
+    good(path)
+    with_header(path, lambda header: change(header["meta"]) and None)
     error = refused(path)
     assert says in error.what
     assert error.facts["failed check"] == "header"
@@ -132,96 +114,86 @@ def test_a_foreign_header_is_named(
 @pytest.mark.parametrize(
     ("header", "says"),
     [
-        (b"\xff\xfe", "header"),
-        (b"env=CartPole", "header"),
-        (b"[1]", "the header must be an object, got list"),
-        (b"[" * 200_000, "nested too deep"),
-        (b"1" * 10_000, "header"),
+        ("env=CartPole", "header"),
+        ("[1]", "header"),
+        ('{"state": [], "meta": [1]}', "the header must be an object, got list"),
+        ('{"state": 3, "meta": {}}', "header"),
+        ("[" * 200_000, "nested too deep"),
+        ("1" * 10_000, "header"),
     ],
 )
-def test_a_header_that_is_no_json_object_is_named(tmp_path: Path, header: bytes, says: str) -> None:
+def test_a_header_that_is_no_json_object_is_named(tmp_path: Path, header: str, says: str) -> None:
     path = tmp_path / "latest"
-    forge(path, header, parts(path)[1])
+    good(path)
+    with_header(path, lambda _: header)
     assert says in refused(path).what
 
 
-class Malicious:
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.mark),)
-
-
-def pickled_by_torch(state: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(state, file)
-    return file.getvalue()
-
-
-def payload_of(tree: Any, **tensors: Any) -> bytes:
-    """Payload with any tree."""
-    return pack_tensors(tensors, metadata={"state": tree if isinstance(tree, str) else json.dumps(tree)})
-
-
-def without_metadata(payload: bytes) -> bytes:
-    return pack_tensors(parse_tensors(payload))
-
-
-def test_a_malicious_payload_does_nothing_and_is_named_in_a_few_words(tmp_path: Path) -> None:
+def test_a_state_that_is_none_is_named_in_a_few_words(tmp_path: Path) -> None:
     path = tmp_path / "latest"
-    header, good = parts(path)
-    mark = tmp_path / "executed"
-    one = np.zeros(3, np.float32)
-    for payload, says in (
-        (pickled_by_torch({"core": Malicious(mark)}), "payload"),
-        (pickle.dumps({"core": Malicious(mark)}), "payload"),
-        (b"", "payload"),
-        (good[: len(good) // 2], "payload"),
-        (struct.pack("<Q", 1 << 62) + good[8:], "payload"),
-        (without_metadata(good), "payload"),
-        (payload_of(["list", 1, 2]), "it holds a list, not a dict"),
-        (payload_of({"core": 3}), "its tree is not in order"),
-        (payload_of(["eval", "1"]), "its tree is not in order"),
-        (payload_of([["dict"]]), "payload"),
-        (payload_of(["dict", ["core"]]), "payload"),
-        (payload_of(["dict", [1.5, 2]]), "its tree is not in order"),
-        (payload_of("[" * 200_000), "nested too deep"),
-        (payload_of(["dict", ["core", ["list"] + [0] * 200_000]]), "more than 100,000 values"),
-        (payload_of(["dict", ["weights", ["array", "0"]]]), "payload"),
-        (payload_of(["dict", ["a", ["array", "0"]], ["b", ["array", "0"]]], **{"0": one}), "payload"),
-        (payload_of(["dict", ["a", ["bytes", "0"]]], **{"0": one}), "tensor 0 is float32"),
-        (payload_of(["dict", ["a", ["bfloat16", "0"]]], **{"0": one}), "tensor 0 is float32"),
+    for tree, says in (
+        (["list", 1, 2], "it holds a list, not a dict"),
+        ([], "its tree is not in order"),
+        (["eval", "1"], "its tree is not in order"),
+        ([["dict"]], "state"),
+        (["dict", ["core"]], "state"),
+        (["dict", 3], "state"),
+        (["dict", [1.5, 2]], "its tree is not in order"),
+        ("[" * 600 + "]" * 600, "unhashable"),
+        ('["list",' * 900 + "1" + "]" * 900, "nested too deep"),
+        (["dict", ["core", ["list"] + [0] * 200_000]], "more than 100,000 values"),
+        (["dict", ["weights", ["array", "1"]]], "it lacks '1'"),
+        (["dict", ["a", ["array", "0"]], ["b", ["array", "0"]]], "it lacks '0'"),
+        (["dict", ["a", ["bytes", "0"]]], "array 0 is float32"),
+        (["dict", ["a", ["bfloat16", "0"]]], "array 0 is float32"),
     ):
-        forge(path, header, payload)
+        good(path)
+        written = json.loads(tree) if isinstance(tree, str) else tree
+        with_header(path, lambda header, written=written: header.update(state=written))  # type: ignore[misc]
         error = refused(path)
         assert says in error.what
-        assert error.facts["failed check"] == "payload"
+        assert error.facts["failed check"] == "state"
+
+
+def test_a_pickle_is_refused_and_runs_nothing(tmp_path: Path) -> None:
+    mark, path = tmp_path / "executed", tmp_path / "latest"
+
+    class Malicious:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(mark),)
+
+    torch.save({"core": Malicious()}, path)
+    assert refused(path).facts["failed check"] == "length"
+    path.write_bytes(pickle.dumps({"core": Malicious()}) + bytes(200))
+    assert refused(path).facts["failed check"] == "length"
     assert not mark.exists()
 
 
 def test_what_is_no_file_or_says_another_size_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "latest"
-    parts(path)
+    good(path)
     os.truncate(path, 1 << 42)  # sparse: a reader that allocates first would fail in another way
     assert refused(path).facts["failed check"] == "length"
     os.mkfifo(tmp_path / "pipe")
     assert "it is not a file" in refused(tmp_path / "pipe").what
     assert "Is a directory" in refused(tmp_path).what or "not a file" in refused(tmp_path).what
-    forge(path, b" " * (17 << 20), b"")
-    assert "the header has 17825792 bytes" in refused(path).what
+    good(path)
+    with_header(path, lambda header: header.update(more=" " * (33 << 20)))
+    assert "at most 33554432 are read" in refused(path).what
 
 
-def test_mutated_headers_and_payloads_are_refused_or_read(tmp_path: Path) -> None:
+def test_mutated_headers_and_arrays_are_refused_or_read(tmp_path: Path) -> None:
     path, rng = tmp_path / "latest", random.Random(1)
-    header, payload = parts(path)
+    table, arrays = split(good(path))
+    header = table["__metadata__"]["header"].encode()
     outcomes = {"refused": 0, "read": 0}
     for i in range(400):
-        pair = [bytearray(header), bytearray(payload)]
+        pair = [bytearray(header), bytearray(arrays)]
         mutated = pair[i % 2]
         for _ in range(rng.randint(1, 4)):
             mutated[rng.randrange(len(mutated))] = rng.randrange(256)
-        forge(path, bytes(pair[0]), bytes(pair[1]))
+        table["__metadata__"]["header"] = pair[0].decode(errors="replace")
+        path.write_bytes(sealed(joined(table, bytes(pair[1]))))
         try:
             load_policy(path)
             outcomes["read"] += 1

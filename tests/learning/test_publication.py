@@ -11,8 +11,8 @@ import pytest
 
 from asyncrl.errors import TrainingDiverged
 from asyncrl.learning import publication
-from asyncrl.learning.loop_state import restore_state, state_of
 from asyncrl.learning.publication import COLD, COST_SHARE, LONGEST_INTERVAL, WINDOW, CostWindow, Publisher
+from asyncrl.saved_state import restore, saved
 from asyncrl.shm import WeightMailbox
 
 COUNT = 5
@@ -149,7 +149,7 @@ def test_a_resumed_run_has_its_own_interval_or_that_chosen_by_auto_before(
     first = publisher_of(core, mailbox, before)
     updates_at_publications(first, mailbox, COLD + WINDOW, seconds=core.seconds / (2.5 * COST_SHARE))
     resumed = publisher_of(core, mailbox, now)
-    restore_state(resumed, state_of(first))
+    restore(resumed, saved(first))
     assert resumed.interval == interval
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 from portable_policies import BOX, CASES, make_network, portable, small
 from safetensors.numpy import load_file
+from tensor_files import rewritten
 from waiting import PATIENCE_SECONDS
 
 import asyncrl
@@ -162,17 +163,6 @@ def test_every_flipped_bit_and_every_cut_is_refused(tmp_path: Path) -> None:
     assert refusal(bad).facts["failed check"] == "length"
 
 
-def rewritten(path: Path, change: Any) -> Path:
-    """The file after its header's table has been changed by `change`."""
-    data = path.read_bytes()
-    end = 8 + struct.unpack("<Q", data[:8])[0]
-    table = json.loads(data[8:end])
-    table = change(table) or table
-    header = json.dumps(table).encode()
-    path.write_bytes(struct.pack("<Q", len(header)) + header + data[end:])
-    return path
-
-
 def metadata(**values: Any) -> Any:
     return lambda table: table["__metadata__"].update(values)
 
@@ -180,22 +170,25 @@ def metadata(**values: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "check"),
     [
-        (metadata(version="2"), "format version"),
+        (metadata(version="1"), "format version"),
+        (metadata(version="3"), "format version"),
         (metadata(format="pt"), "header"),
-        (metadata(policy="[]"), "header"),
-        (metadata(policy="[" * 100_000), "header"),
-        (metadata(policy='{"environment": "id", "meta": {}}'), "header"),
-        (metadata(sha256="0" * 64), "SHA-256"),
-        (metadata(sha256=3), "header"),
+        (metadata(header="[]"), "header"),
+        (metadata(header="[" * 100_000), "header"),
+        (metadata(header='{"environment": "id", "meta": {}}'), "header"),
+        (metadata(header=3), "header"),
+        (lambda table: table["__metadata__"].pop("sha256") and None, "header"),
         (lambda table: table.pop("__metadata__") and None, "header"),
         (lambda table: [table], "header"),
-        (lambda table: table["weights"].update(shape=[2**40]), "length"),
+        (lambda table: table["weights"].update(shape=[2**40], data_offsets=[0, 2**42]), "length"),
         (lambda table: table["weights"].update(shape=[2**70]), "header"),
         (lambda table: table["weights"].update(shape=[-1]), "header"),
         (lambda table: table["weights"].update(dtype="F64"), "header"),
-        (lambda table: table["weights"].update(data_offsets=[0, 2**62]), "tensors"),
+        (lambda table: table["weights"].update(data_offsets=[0, 2**62]), "header"),
+        (lambda table: table["weights"].update(data_offsets=[4, 4]), "header"),
+        (lambda table: table["weights"].update(shape=[1] * 40), "header"),
         (lambda table: table.update(code=table["weights"]), "header"),
-        (lambda table: table.pop("weights") and None, "header"),
+        (lambda table: table.pop("weights") and None, "length"),
         (lambda table: table.update(environment=table.pop("weights")), "header"),
     ],
 )

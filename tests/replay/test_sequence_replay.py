@@ -30,8 +30,9 @@ from asyncrl.replay import (
     tables,
     tree_kernels,
 )
-from asyncrl.replay.replay_state import priorities_of, replay_state, restore_replay
+from asyncrl.replay.replay_state import priorities_of, restore_replay
 from asyncrl.replay.tables import ID_BITS
+from asyncrl.saved_state import saved
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -178,7 +179,7 @@ def test_a_replay_goes_on_from_its_state(burn_in: int) -> None:
         batch = r.batch(16)
         r.replay.sample(batch, 0.5)
         r.replay.update_priorities(batch.ids, np.arange(1, 17, dtype=np.float32))
-        state, kept = replay_state(r.replay), [(0, own.copy()) for own in priorities_of(r.replay)]
+        state, kept = saved(r.replay), [(0, own.copy()) for own in priorities_of(r.replay)]
         shape = SequenceShape(burn_in, 4, 2, 2, 0.5)
         other = SequenceReplay(r.replay.rings, shape=shape, rng=np.random.default_rng(0))
         restore_replay(other, state, kept)

@@ -7,7 +7,6 @@ import hashlib
 import math
 import os
 import random
-import struct
 import subprocess
 import sys
 import textwrap
@@ -22,7 +21,7 @@ from waiting import PATIENCE_SECONDS
 
 from asyncrl.errors import CheckpointError
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
-from asyncrl.storage import checkpoint_format
+from asyncrl.storage import tensor_file
 from asyncrl.storage.checkpoint import CheckpointMeta, load, read_policy, save
 from asyncrl.storage.checkpoint_folder import CheckpointFolder
 
@@ -85,13 +84,12 @@ def test_every_kind_of_state_comes_back_equal(tmp_path: Path) -> None:
     assert got[7] == "int key"
 
 
-def test_there_is_no_pickle_in_the_file_and_the_payload_is_safetensors(tmp_path: Path) -> None:
+def test_there_is_no_pickle_in_the_file_and_any_reader_of_safetensors_opens_it(tmp_path: Path) -> None:
     save(tmp_path / "latest", small_state(), META)
     data = (tmp_path / "latest").read_bytes()
-    header, payload = struct.unpack_from("<IQ", data, 44)
-    tensors = safetensors.numpy.load(data[56 + header :])
-    assert len(data) == 56 + header + payload
-    assert sorted(tensor.shape for tensor in tensors.values()) == [(2, 3), (8,)]
+    arrays = safetensors.numpy.load(data)
+    assert {name: array.shape for name, array in arrays.items()} == {"0": (8,), "1": (2, 3)}
+    assert arrays["0"].tolist() == list(range(8))
     with pytest.raises(TypeError, match="a state may hold tensors, arrays, numbers and texts, got object"):
         save(tmp_path / "latest", {"core": object()}, META)
     with pytest.raises(TypeError, match=r"keys of a state must be text or integers, got \(1, 2\)"):
@@ -147,11 +145,16 @@ def test_another_environment_or_algorithm_is_named(tmp_path: Path) -> None:
 def test_another_format_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "latest"
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint_format, "FORMAT_VERSION", 2)
+        patched.setattr(tensor_file, "FORMAT_VERSION", "3")
         save(path, small_state(), META)
     error = refusal(path)
-    assert error.what.startswith("the checkpoint has format version 2, this asyncrl ")
+    assert error.what.startswith("the checkpoint has format version 3, this asyncrl ")
     assert error.facts["failed check"] == "format version"
+    for start in (b"ASYNCRL\0", b"ASYNCRR\0"):
+        path.write_bytes(start + bytes(200))
+        error = refusal(path)
+        assert error.what.startswith("the checkpoint has format version 1, this asyncrl ")
+        assert error.fix == "load it with the asyncrl that wrote it"
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
@@ -163,8 +166,12 @@ def test_damage_is_named(tmp_path: Path) -> None:
         (whole[:20], "length"),
         (whole[:-1], "length"),
         (whole + b"x", "length"),
-        (b"PK\x03\x04" + whole[4:], "magic"),
-        (whole[:60] + b"?" + whole[61:], "SHA-256"),
+        (b"PK\x03\x04" + whole[4:], "length"),
+        (whole[:9] + b"?" + whole[10:], "header"),
+        (whole[:40] + b"?" + whole[41:], "SHA-256"),
+        (whole.replace(b"CartPole", b"CartPale"), "SHA-256"),
+        (whole.replace(b"cartPole-v1"[1:], b"artPole-v\\"), "header"),
+        (whole.replace(b'env\\"', b'anv\\"', 1), "SHA-256"),
         (whole[:-5] + b"?" + whole[-4:], "SHA-256"),
     ):
         path.write_bytes(data)
@@ -181,8 +188,8 @@ def test_single_bit_flips_are_all_seen(tmp_path: Path) -> None:
     save(path, small_state(), META)
     whole = path.read_bytes()
     rng = random.Random(0)
-    # Every bit of the fixed prefix, and 300 anywhere.
-    bits = [*range(56 * 8), *(rng.randrange(len(whole) * 8) for _ in range(300))]
+    # Every bit of the length and of the digest, and 300 anywhere.
+    bits = [*range(100 * 8), *(rng.randrange(len(whole) * 8) for _ in range(300))]
     for bit in bits:
         data = bytearray(whole)
         data[bit // 8] ^= 1 << (bit % 8)
@@ -222,23 +229,21 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(
 
 
 KILLER = """
-import itertools, os, random, signal, sys, time
+import contextlib, itertools, os, random, signal, sys, time
 from pathlib import Path
 import numpy as np
-from asyncrl.storage import checkpoint
+from asyncrl.storage import checkpoint, tensor_file
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.errors import CheckpointError
 
 directory, rounds, in_place = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "in_place"
 if in_place:
     # The negative control: the same bytes, written straight to their name.
-    def write(path, chunks):
-        with path.open("wb") as file:
-            for chunk in chunks:
-                for start in range(0, len(chunk), 4096):
-                    file.write(chunk[start : start + 4096])
-                    file.flush()
-    checkpoint.write_atomically = write
+    @contextlib.contextmanager
+    def write(path):
+        with path.open("wb", buffering=4096) as file:
+            yield file
+    tensor_file.replaced_atomically = write
 spec = EnvSpec("e", (4,), "float32", DiscreteAction(2))
 path = directory / "latest"
 

@@ -1,9 +1,6 @@
-"""Nested state as a safetensors file: the arrays and tensors, and the tree that contains them as JSON.
+"""Nested state as a JSON tree and the arrays that it names.
 
-    __metadata__    "state"    JSON: the tree, whose leaves are values or the names of tensors
-    0, 1, ...       every array and tensor, in the order of the tree
-
-Reading runs no code, allocates no array larger than the file, and returns arrays that the caller may change. The tree:
+Reading runs no code, allocates no array beyond those given, and returns arrays that the caller may change. The tree:
 
     null, true, 3, 2.5, "text"      themselves; NaN and infinity as Python's `json` writes them
     ["list", ...], ["tuple", ...]   a list, a tuple
@@ -14,53 +11,43 @@ Reading runs no code, allocates no array larger than the file, and returns array
 
 from __future__ import annotations
 
-import json
-import struct
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from safetensors.numpy import load as parse_tensors
-from safetensors.numpy import save as pack_tensors
 
 MAX_STATE_NODES = 100_000
-"""Most values (dicts, lists, tensors, numbers and so on) in a state that is read."""
+"""Most values (dicts, lists, arrays, numbers and so on) in a state that is read."""
 _PLAIN = (bool, int, float, str)
 
 
-def pack(state: Mapping[str, Any]) -> bytes:
-    """Encode a state as the bytes of a file.
+def tree_of(state: Mapping[str, Any]) -> tuple[Any, dict[str, NDArray[Any]]]:
+    """Return the tree of a state and its arrays by name: views on the CPU where possible.
 
     Raises:
         TypeError: a value is not a dict, list, tuple, tensor, NumPy array, number, string, bytes or None.
     """
-    tensors: dict[str, NDArray[Any]] = {}
-    tree = _tree(state, tensors)
-    return bytes(pack_tensors(tensors, metadata={"state": json.dumps(tree)}))
+    arrays: dict[str, NDArray[Any]] = {}
+    return _tree(state, arrays), arrays
 
 
-def unpack(data: bytes) -> dict[str, Any]:
-    """Decode the state in a file; arrays and tensors are the caller's own.
+def from_tree(tree: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """Return the value of a tree; its arrays and tensors are those of `arrays`.
 
     Raises:
-        Exception: `pack` does not write such a file; several kinds, such as those of JSON and safetensors.
+        AttributeError, LookupError, TypeError, ValueError, RecursionError: `tree_of` makes no such tree.
     """
-    (length,) = struct.unpack_from("<Q", data)
-    header = json.loads(data[8 : 8 + length])
-    state = _Reader(parse_tensors(data)).value(json.loads(header["__metadata__"]["state"]))
-    if not isinstance(state, dict):
-        raise TypeError(f"it holds a {type(state).__name__}, not a dict")
-    return state
+    return _Reader(dict(arrays)).value(tree)
 
 
-def _tree(value: Any, tensors: dict[str, NDArray[Any]]) -> Any:
-    """Convert a value to JSON; its arrays are added to `tensors`."""
+def _tree(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
+    """Convert a value to JSON; its arrays are added to `arrays`."""
 
     def named(kind: str, array: NDArray[Any]) -> list[str]:
-        name = str(len(tensors))
-        tensors[name] = np.array(array, order="C")  # unlike ascontiguousarray, keeps 0 dimensions
+        name = str(len(arrays))
+        arrays[name] = array
         return [kind, name]
 
     if isinstance(value, np.generic):
@@ -69,7 +56,8 @@ def _tree(value: Any, tensors: dict[str, NDArray[Any]]) -> Any:
         return value
     if isinstance(value, np.ndarray):
         return named("array", value)
-    if isinstance(value, torch.Tensor):
+    torch = sys.modules.get("torch")  # without it there is no tensor
+    if torch is not None and isinstance(value, torch.Tensor):
         dense = value.detach().cpu().contiguous()
         if dense.dtype == torch.bfloat16:
             return named("bfloat16", dense.view(torch.int16).numpy())
@@ -79,17 +67,17 @@ def _tree(value: Any, tensors: dict[str, NDArray[Any]]) -> Any:
     if isinstance(value, Mapping):
         if bad := [key for key in value if not isinstance(key, str | int)]:
             raise TypeError(f"keys of a state must be text or integers, got {bad[0]!r}")
-        return ["dict", *([key, _tree(item, tensors)] for key, item in value.items())]
+        return ["dict", *([key, _tree(item, arrays)] for key, item in value.items())]
     if isinstance(value, list | tuple):
-        return ["list" if isinstance(value, list) else "tuple", *(_tree(item, tensors) for item in value)]
+        return ["list" if isinstance(value, list) else "tuple", *(_tree(item, arrays) for item in value)]
     raise TypeError(f"a state may hold tensors, arrays, numbers and texts, got {type(value).__name__}")
 
 
 class _Reader:
-    """Makes values from a tree and its tensors, at most `MAX_STATE_NODES`."""
+    """Makes values from a tree and its arrays, at most `MAX_STATE_NODES`."""
 
-    def __init__(self, tensors: dict[str, NDArray[Any]]) -> None:
-        self._tensors = tensors
+    def __init__(self, arrays: dict[str, NDArray[Any]]) -> None:
+        self._arrays = arrays
         self._nodes = MAX_STATE_NODES
         self._kinds: dict[str, Callable[..., Any]] = {
             "list": lambda *items: [self.value(item) for item in items],
@@ -97,8 +85,8 @@ class _Reader:
             "dict": self._dict,
             "array": self._array,
             "bytes": lambda name: self._array(name, np.uint8).tobytes(),
-            "tensor": lambda name: torch.from_numpy(self._array(name)),
-            "bfloat16": lambda name: torch.from_numpy(self._array(name, np.int16)).view(torch.bfloat16),
+            "tensor": lambda name: _tensor(self._array(name)),
+            "bfloat16": lambda name: _tensor(self._array(name, np.int16), "bfloat16"),
         }
 
     def value(self, tree: Any) -> Any:
@@ -118,8 +106,16 @@ class _Reader:
         return found
 
     def _array(self, name: str, dtype: type[Any] | None = None) -> NDArray[Any]:
-        # Each tensor may occur once in the tree: repeats could need more memory than the file has bytes.
-        array = self._tensors.pop(name)
+        # Each array may occur once in the tree, so that no value is a view of another's.
+        array = self._arrays.pop(name)
         if dtype is not None and array.dtype != dtype:
-            raise TypeError(f"tensor {name} is {array.dtype}")
-        return np.array(array)
+            raise TypeError(f"array {name} is {array.dtype}")
+        return array
+
+
+def _tensor(array: NDArray[Any], dtype: str | None = None) -> Any:
+    """Tensor over `array`, its bits read as `dtype`."""
+    import torch  # here, so that a policy is read without it
+
+    tensor = torch.from_numpy(array)
+    return tensor if dtype is None else tensor.view(getattr(torch, dtype))
