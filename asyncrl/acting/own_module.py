@@ -6,8 +6,7 @@ import copy
 import itertools
 from typing import Any
 
-from asyncrl.errors import ConfigurationError
-from asyncrl.printable import describe_error
+from asyncrl.errors import ConfigurationError, describe_error
 
 
 def check_module(module: Any, inputs: int, outputs: int, trained: bool = True) -> None:

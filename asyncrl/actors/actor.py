@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from asyncrl.acting.frames import FrameStacks
 from asyncrl.acting.recurrent import memory_of
 from asyncrl.actors.streams import Events, Streams
-from asyncrl.errors import EnvironmentFailed, EnvironmentRaised, NonFiniteStep
+from asyncrl.errors import EnvironmentFailed, EnvironmentRaised, NonFiniteStep, error_text
 from asyncrl.interfaces import RESET
-from asyncrl.printable import error_text
 from asyncrl.protocols import Policy
 from asyncrl.shm.ring import CURRENT_ENV, STEPS, RingWriter
 from asyncrl.shm.row_counts import count_row

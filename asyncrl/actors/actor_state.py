@@ -15,8 +15,7 @@ from asyncrl.actors.actor import Actor
 from asyncrl.actors.served_actor import ServedActor
 from asyncrl.actors.streams import PlainStreams, Streams, VectorStreams
 from asyncrl.envs.env_state import StateNotKept, pack_state, unpack_state
-from asyncrl.errors import EnvironmentNotBuilt
-from asyncrl.printable import error_text
+from asyncrl.errors import EnvironmentNotBuilt, error_text
 from asyncrl.saved_state import attributes, set_attributes
 
 

@@ -24,9 +24,8 @@ from asyncrl.acting.recurrent import memory_of
 from asyncrl.actors.streams import ActionForm, VectorStreams
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import AsyncRLError, EnvironmentRaised
+from asyncrl.errors import AsyncRLError, EnvironmentRaised, error_text
 from asyncrl.interfaces import RESET, EnvSpec
-from asyncrl.printable import error_text
 from asyncrl.protocols import Policy
 
 MAX_ENVS = 100

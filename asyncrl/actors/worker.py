@@ -32,8 +32,7 @@ from asyncrl.actors.plans import QUIT, SAVE, ActorPlan, EvaluatorPlan
 from asyncrl.actors.served_actor import ServedActor
 from asyncrl.actors.streams import make_streams
 from asyncrl.envs.source import EnvSource, describe
-from asyncrl.errors import AsyncRLError
-from asyncrl.printable import TRACEBACK_LIMIT, describe_error, printable, shown
+from asyncrl.errors import TRACEBACK_LIMIT, AsyncRLError, describe_error, printable, shown
 from asyncrl.protocols import Policy
 from asyncrl.shm.doorbell import DoorbellWriter
 from asyncrl.shm.requests import ActorRequests

@@ -15,9 +15,8 @@ from asyncrl.actors.forkserver import ForkServer
 from asyncrl.cli.interrupts import EXIT_CODE, Interrupts
 from asyncrl.cli.output import without_waiting
 from asyncrl.config import TrainerConfig
-from asyncrl.errors import ResourceError
+from asyncrl.errors import ResourceError, error_text
 from asyncrl.learning.clock import PROGRAM_START
-from asyncrl.printable import error_text
 from asyncrl.protocols import Algorithm
 from asyncrl.run.result import TrainResult
 from asyncrl.show.console import RunConsole, discard

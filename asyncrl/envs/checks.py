@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from asyncrl.envs.observations import kind_of_observations, mask_reader, stored_as
 from asyncrl.errors import (
+    TRACEBACK_LIMIT,
     AsyncRLError,
     AutoresetUnknown,
     EnvironmentNotBuilt,
@@ -22,9 +23,10 @@ from asyncrl.errors import (
     ObservationOffSpace,
     OldGymAPI,
     SpacesDoNotFit,
+    error_text,
+    printable,
 )
 from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
-from asyncrl.printable import TRACEBACK_LIMIT, error_text, printable
 
 NEXT_STEP, DISABLED = "NextStep", "Disabled"
 _CHECK_SEED = 0

@@ -13,7 +13,7 @@ from typing import Any
 
 import cloudpickle
 
-from asyncrl.printable import describe_error
+from asyncrl.errors import describe_error
 
 
 class StateNotKept(Exception):

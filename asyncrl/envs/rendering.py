@@ -10,8 +10,7 @@ from asyncrl.envs.changes import unpack_changes
 from asyncrl.envs.checks import close_env
 from asyncrl.envs.registered import find
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import ConfigurationError
-from asyncrl.printable import error_text
+from asyncrl.errors import ConfigurationError, error_text
 
 if TYPE_CHECKING:
     import gymnasium

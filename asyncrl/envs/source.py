@@ -24,9 +24,14 @@ from asyncrl.envs import checks as env_checks
 from asyncrl.envs.changes import Wrapper, name_of_wrapper, pack_changes, unpack_changes, wrapped
 from asyncrl.envs.factory_pickle import factory_name, pack_factory
 from asyncrl.envs.registered import entry_module, extra_for, find, newer_mujoco
-from asyncrl.errors import AsyncRLError, ConfigurationError, EnvironmentNotBuilt, UnknownEnvironment
+from asyncrl.errors import (
+    AsyncRLError,
+    ConfigurationError,
+    EnvironmentNotBuilt,
+    UnknownEnvironment,
+    describe_error,
+)
 from asyncrl.interfaces import EnvSpec
-from asyncrl.printable import describe_error
 
 if TYPE_CHECKING:
     import gymnasium

@@ -15,9 +15,8 @@ import numpy as np
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.observations import unread_text
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import AsyncRLError, EnvironmentRaised
+from asyncrl.errors import AsyncRLError, EnvironmentRaised, error_text
 from asyncrl.interfaces import EnvSpec
-from asyncrl.printable import error_text
 
 _SEED = 0
 _COMPARED_STEPS = 20

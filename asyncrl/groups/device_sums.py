@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asyncrl.errors import describe_error
 from asyncrl.groups.peers import FOREVER, PeerLost, Peers, Pending, dist, first_line
-from asyncrl.printable import describe_error
 
 LOGGER = logging.getLogger("asyncrl.groups")
 FIRST_SUM_SECONDS = 30.0

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from asyncrl.errors import GPUOutOfMemory, TrainingDiverged
-from asyncrl.printable import describe_error
+from asyncrl.errors import GPUOutOfMemory, TrainingDiverged, describe_error
 
 DeviceFull = torch.cuda.OutOfMemoryError
 """Torch's exception for lack of GPU memory, so that other modules catch it without importing torch."""

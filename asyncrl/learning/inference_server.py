@@ -39,8 +39,7 @@ from dataclasses import dataclass
 from asyncrl.acting.modules import ModuleActingNetwork
 from asyncrl.acting.network_policy import ServedPolicy, own_weights, require_served
 from asyncrl.actors.connections import RequestBlocks
-from asyncrl.errors import AsyncRLError, InferenceFailed
-from asyncrl.printable import describe_error
+from asyncrl.errors import AsyncRLError, InferenceFailed, describe_error
 from asyncrl.protocols import Policy
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.requests import Request, RequestLayout, ServerRequests

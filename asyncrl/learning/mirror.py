@@ -30,9 +30,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.errors import ConfigurationError, ResourceError
+from asyncrl.errors import ConfigurationError, ResourceError, error_text
 from asyncrl.interfaces import Batch, EnvSpec
-from asyncrl.printable import error_text
 from asyncrl.replay.replay import PrioritizedReplay
 from asyncrl.shm.ring import RingReader
 

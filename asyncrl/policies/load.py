@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from asyncrl.acting.modules import NetworkFactory, require_torch
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import AsyncRLError, CheckpointError
+from asyncrl.errors import AsyncRLError, CheckpointError, describe_error, error_text
 from asyncrl.policies.policy_file import ANOTHER, read_policy_file
 from asyncrl.policies.portable_policy import PortablePolicy
-from asyncrl.printable import describe_error, error_text
 from asyncrl.protocols import Algorithm
 from asyncrl.storage.checkpoint import CHECKPOINT, read_policy
 from asyncrl.storage.checkpoint_meta import CheckpointMeta

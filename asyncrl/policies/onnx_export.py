@@ -31,8 +31,7 @@ from asyncrl.acting.box import BoxPolicy
 from asyncrl.acting.policies import QPolicy
 from asyncrl.acting.stochastic import StochasticPolicy
 from asyncrl.acting.trained_policy import TrainedPolicy
-from asyncrl.errors import ConfigurationError
-from asyncrl.printable import describe_error
+from asyncrl.errors import ConfigurationError, describe_error
 from asyncrl.storage.atomic_file import write_atomically
 from asyncrl.version import __version__
 

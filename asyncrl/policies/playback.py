@@ -9,9 +9,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from asyncrl.actors.episodes import EPISODE_STEPS
-from asyncrl.errors import AsyncRLError, EnvironmentRaised
+from asyncrl.errors import AsyncRLError, EnvironmentRaised, error_text
 from asyncrl.policies.portable_policy import PortablePolicy
-from asyncrl.printable import error_text
 
 T = TypeVar("T")
 

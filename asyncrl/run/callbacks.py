@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncrl.printable import describe_error
+from asyncrl.errors import describe_error
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 
 HOOKS = ("on_start", "on_report", "on_evaluation", "on_checkpoint", "on_end")

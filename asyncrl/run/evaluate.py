@@ -36,11 +36,10 @@ from numpy.typing import NDArray
 
 from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.config import TrainerConfig
-from asyncrl.errors import EvaluationIncomplete
+from asyncrl.errors import EvaluationIncomplete, describe_error
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.weight_snapshots import WeightSnapshot
-from asyncrl.printable import describe_error
 from asyncrl.run import slow_stop
 from asyncrl.show.metrics import EvaluationResult
 

@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from asyncrl.config import TrainerConfig, usable_cores
-from asyncrl.errors import ConfigurationError
+from asyncrl.errors import ConfigurationError, describe_error
 from asyncrl.learning.learner import Learner
 from asyncrl.options import option_values
-from asyncrl.printable import describe_error
 from asyncrl.protocols import Algorithm
 from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import Snapshot

@@ -18,12 +18,11 @@ from typing import Any
 from asyncrl.actors.pool import ActorPool
 from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.config import TrainerConfig
-from asyncrl.errors import ListenerFailed, SamplesTooStale
+from asyncrl.errors import ListenerFailed, SamplesTooStale, describe_error
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.histogram import HistogramStatistics
 from asyncrl.learning.inference_server import InferenceStatistics
 from asyncrl.learning.learner import LearnerReport
-from asyncrl.printable import describe_error
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.episode_window import EpisodeWindow
 from asyncrl.show.metrics import EvaluationResult, Snapshot

@@ -54,6 +54,7 @@ from asyncrl.errors import (
     StoppedWhileStarting,
     TextLeftOut,
     TrainingDiverged,
+    describe_error,
     single_error,
 )
 from asyncrl.interfaces import EnvSpec
@@ -68,7 +69,6 @@ from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.options import option_values
 from asyncrl.policies.policy_start import begin_with_policy, policy_to_begin_with
 from asyncrl.policies.portable_policy import BestPolicy, PolicyOrigin, PortablePolicy
-from asyncrl.printable import describe_error
 from asyncrl.protocols import Algorithm, Policy, Updater
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.evaluate import EvaluationSchedule

@@ -37,12 +37,11 @@ from numpy.typing import NDArray
 from asyncrl.actors.pool import ActorPool
 from asyncrl.actors.supervised import states_of
 from asyncrl.config import TrainerConfig
-from asyncrl.errors import AsyncRLError, FilesNotWritten, ResourceError, TrainingDiverged
+from asyncrl.errors import AsyncRLError, FilesNotWritten, ResourceError, TrainingDiverged, error_text
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.weight_snapshots import WeightSnapshot
 from asyncrl.policies.portable_policy import PolicyOrigin
-from asyncrl.printable import error_text
 from asyncrl.run.evaluate import EvaluationSchedule
 from asyncrl.run.reporting import Reporter
 from asyncrl.run.slow_stop import within_limit

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrl.printable import printable
+from asyncrl.errors import printable
 from asyncrl.show.kept_run import STEPS, KeptRun, integer, number, table
 
 TAIL = 0.25

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.errors import ConfigurationError, ResourceError
-from asyncrl.printable import error_text
+from asyncrl.errors import ConfigurationError, ResourceError, error_text
 
 FORMATS = (".mp4", ".gif", ".webm", ".mkv", ".mov")
 """Supported file name endings."""

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncrl.errors import ConfigurationError, LittleDiskSpace, ResourceError
-from asyncrl.printable import error_text
+from asyncrl.errors import ConfigurationError, LittleDiskSpace, ResourceError, error_text
 from asyncrl.shm.unnamed_file import file_size_limit
 
 _HEADER_BYTES = 16_384

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.config import EPISODE_WINDOW, TrainerConfig
-from asyncrl.errors import CheckpointError, ConfigurationError
+from asyncrl.errors import CheckpointError, ConfigurationError, error_text
 from asyncrl.options import near_miss, option_help, parse_count
-from asyncrl.printable import error_text
 from asyncrl.protocols import Algorithm
 from asyncrl.storage.checkpoint import CheckpointMeta, does_not_fit, load
 from asyncrl.storage.config_file import TRAINER, make_record, read_config

@@ -27,9 +27,8 @@ from asyncrl.acting.modules import NetworkFactory
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import pack_functions, pack_network
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import ConfigurationError, FactoryNotPicklable, OptionNotKept
+from asyncrl.errors import ConfigurationError, FactoryNotPicklable, OptionNotKept, describe_error
 from asyncrl.options import FunctionOfProgress, functions_of
-from asyncrl.printable import describe_error
 from asyncrl.protocols import Algorithm
 from asyncrl.storage.config_file import dump_config, read_trainer
 from asyncrl.storage.metric_files import cut_metrics

@@ -37,8 +37,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.errors import CheckpointError
-from asyncrl.printable import error_text, printable
+from asyncrl.errors import CheckpointError, error_text, printable
 from asyncrl.storage.atomic_file import replaced_atomically
 from asyncrl.version import __version__
 

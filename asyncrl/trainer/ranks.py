@@ -34,8 +34,7 @@ from asyncrl.actors.frames import receive_frame, send_frame
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import AsyncRLError, GroupLost, ResourceError, StoppedWhileStarting
-from asyncrl.printable import describe_error
+from asyncrl.errors import AsyncRLError, GroupLost, ResourceError, StoppedWhileStarting, describe_error
 from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.show.metrics import Snapshot

@@ -23,8 +23,7 @@ from asyncrl.actors.forkserver import ForkServer
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.changes import described
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import BlockingCallInLoop, StoppedWhileStarting
-from asyncrl.printable import describe_error
+from asyncrl.errors import BlockingCallInLoop, StoppedWhileStarting, describe_error
 from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import checked
 from asyncrl.run.result import TrainResult

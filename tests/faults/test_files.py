@@ -36,12 +36,12 @@ from asyncrl.cli.eval import EvalOptions
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.checks import spec_of
 from asyncrl.envs.source import EnvSource
+from asyncrl.errors import printable
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.learning.divergence import Divergence
 from asyncrl.options import option_values
 from asyncrl.policies.load import load as load_policy
 from asyncrl.policies.portable_policy import PolicyOrigin
-from asyncrl.printable import printable
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.show.metrics import EvaluationResult, flat
 from asyncrl.show.writers import CsvWriter, JsonlWriter, RunWriters
