@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.on_policy_kernel import Outputs
     from asyncrl.algorithms.rollout import Rollout
 
-BATCH_STEPS = 2_048
+BATCH_STEPS = 1_024
 """Steps of a batch where `segment_length` is none: those of Stable-Baselines3's PPO."""
 SHORTEST = 32
 """Shortest segment where `segment_length` is none."""
@@ -112,7 +112,7 @@ class OnPolicy(Recurrent):
     """Epsilon of Adam."""
 
     segment_length: Count | None = None
-    """Steps of each environment that are learned from together; none: 2,048 / environments, at least 32."""
+    """Steps of each environment that are learned from together; none: 1,024 / environments, at least 32."""
 
     segments_per_batch: Count | None = None
     """Segments of one batch; none takes as many as there are actors."""

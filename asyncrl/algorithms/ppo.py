@@ -21,7 +21,7 @@ import numpy as np
 from asyncrl.acting.schedules import Rate, value_at
 from asyncrl.algorithms.on_policy import ActorCriticLoss, OnPolicy
 from asyncrl.interfaces import EnvSpec
-from asyncrl.options import Count, Fraction, Positive, Range
+from asyncrl.options import Coefficient, Count, Fraction, Positive, Range
 from asyncrl.protocols import SegmentUpdater
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ class PPO(OnPolicy):
 
     learning_rate: Rate = 3e-4
     epochs: int = 10
+    ent_coef: Coefficient = 0.01
     normalize_rewards: bool = True
     max_staleness: int | None = 4
 

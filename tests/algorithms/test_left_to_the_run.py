@@ -13,9 +13,9 @@ from asyncrl import A2C, IMPALA, PPO, Trainer, TrainerConfig
 
 @pytest.mark.parametrize(
     ("actors", "envs", "segments", "length"),
-    [(1, 16, None, 128), (2, 16, None, 64), (4, 16, 2, 64), (1, 1, None, 2048), (15, 16, None, 32)],
+    [(1, 16, None, 64), (2, 8, None, 64), (4, 8, 2, 64), (1, 1, None, 1024), (15, 16, None, 32)],
 )
-def test_a_batch_has_2048_steps_for_any_number_of_actors(
+def test_a_batch_has_1024_steps_for_any_number_of_actors(
     actors: int, envs: int, segments: int | None, length: int
 ) -> None:
     config = TrainerConfig(env="any", algo="ppo", num_actors=actors, envs_per_actor=envs)
@@ -29,6 +29,6 @@ def test_files_of_a_run_show_what_was_chosen(tmp_path: Path) -> None:
     trainer = Trainer("CartPole-v1", PPO(epochs=1), run_dir=tmp_path / "run", **options)
     result = trainer.learn(total_steps=64 * 32)
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["ppo"]
-    assert written["segment_length"] == 64
+    assert written["segment_length"] == 32
     assert result.summary["env_steps"] >= 64 * 32
     assert trainer.algorithm == PPO(epochs=1)
