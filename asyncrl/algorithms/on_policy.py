@@ -75,7 +75,7 @@ class OnPolicy(Recurrent):
     epochs: Count = 1
     """Epochs over the segments of a batch."""
 
-    ent_coef: Coefficient = 0.0
+    ent_coef: Coefficient | None = 0.0
     """Entropy coefficient of the loss."""
 
     vf_coef: Coefficient = 0.5
@@ -180,7 +180,7 @@ class OnPolicy(Recurrent):
         """Refuse unsupported action spaces. Raises `SpacesDoNotFit` (ASYNC005)."""
         check_action_space(self, spec, option="squashed" if self.squashed else None)
 
-    def for_run(self, config: TrainerConfig) -> Self:
+    def for_run(self, config: TrainerConfig, spec: EnvSpec) -> Self:
         """This record with a value for every option that is left to the run, so that its files show what was chosen.
 
         Segments are so long that a batch has `BATCH_STEPS` steps whatever the number of actors and environments is, and

@@ -293,8 +293,8 @@ class Run:
             self.spec = dataclasses.replace(self.spec, observation_kind=kind)
         if self.spec.vector_envs is not None:
             self.config = dataclasses.replace(self.config, envs_per_actor=self.spec.vector_envs)
-        self.whole = self.whole[0], _for_run(self.whole[1], self.whole[0])
-        self.algorithm = _for_run(self.algorithm, self.config)
+        self.whole = self.whole[0], _for_run(self.whole[1], self.whole[0], self.spec)
+        self.algorithm = _for_run(self.algorithm, self.config, self.spec)
         self._write_options()
         with single_error():
             await self._make_parts(stack)
@@ -748,7 +748,7 @@ def make_updater(
     return core
 
 
-def _for_run(algorithm: Algorithm, config: TrainerConfig) -> Algorithm:
+def _for_run(algorithm: Algorithm, config: TrainerConfig, spec: EnvSpec) -> Algorithm:
     """The algorithm's record with a value for every option that is left to the run; a user's may leave none."""
-    chosen: Algorithm = algorithm.for_run(config) if hasattr(algorithm, "for_run") else algorithm
+    chosen: Algorithm = algorithm.for_run(config, spec) if hasattr(algorithm, "for_run") else algorithm
     return chosen

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from asyncrl import A2C, IMPALA, PPO, Trainer, TrainerConfig
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
+
+SPEC = EnvSpec("discrete", (4,), "float32", DiscreteAction(2))
 
 
 @pytest.mark.parametrize(
@@ -19,9 +22,17 @@ def test_a_batch_has_1024_steps_for_any_number_of_actors(
     actors: int, envs: int, segments: int | None, length: int
 ) -> None:
     config = TrainerConfig(env="any", algo="ppo", num_actors=actors, envs_per_actor=envs)
-    assert PPO(segments_per_batch=segments).for_run(config).segment_length == length
-    for told in (PPO(segment_length=7), A2C(), IMPALA()):
-        assert told.for_run(config) == told
+    assert PPO(segments_per_batch=segments).for_run(config, SPEC).segment_length == length
+    for told in (PPO(segment_length=7, ent_coef=0.5), A2C(), IMPALA()):
+        assert told.for_run(config, SPEC) == told
+
+
+def test_the_entropy_coefficient_follows_from_the_kind_of_actions() -> None:
+    config = TrainerConfig(env="any", algo="ppo")
+    box = EnvSpec("box", (4,), "float32", BoxAction((-1.0,), (1.0,), (1,)))
+    choices = EnvSpec("choices", (4,), "float32", MultiDiscreteAction((2, 3)))
+    assert [PPO().for_run(config, spec).ent_coef for spec in (SPEC, choices, box)] == [0.01, 0.01, 0.0]
+    assert PPO(ent_coef=0.3).for_run(config, box).ent_coef == 0.3
 
 
 def test_files_of_a_run_show_what_was_chosen(tmp_path: Path) -> None:
@@ -29,6 +40,6 @@ def test_files_of_a_run_show_what_was_chosen(tmp_path: Path) -> None:
     trainer = Trainer("CartPole-v1", PPO(epochs=1), run_dir=tmp_path / "run", **options)
     result = trainer.learn(total_steps=64 * 32)
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["ppo"]
-    assert written["segment_length"] == 32
+    assert written["segment_length"] == 32 and written["ent_coef"] == 0.01
     assert result.summary["env_steps"] >= 64 * 32
     assert trainer.algorithm == PPO(epochs=1)
