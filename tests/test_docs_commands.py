@@ -46,6 +46,7 @@ MORE = {
     "enjoy": "--episodes 1",
     "check": "--seconds 0.2",
     "plan": "--seconds 0.2 --cores 1",
+    "plan CartPole-v1 --algo ppo --actors": "--seconds 0.2 --actors 1",
 }
 """What is added to a command so that it ends soon; the longest name that begins it counts, a later flag wins."""
 EXTRAS = {

@@ -29,7 +29,6 @@ from asyncrl.actors.limits import WINDOW_SECONDS, RestartBudget
 from asyncrl.actors.requests import OnExit
 from asyncrl.actors.server_process import ForkRefused, ServerLost, ServerProcess
 from asyncrl.errors import ResourceError
-from asyncrl.shm.unnamed_file import file_size_limit, unnamed_file
 
 
 class ForkServer:
@@ -88,6 +87,10 @@ class ForkServer:
         Raises:
             ResourceError: the fork server was not started, was closed, cannot fork, or dies too often.
         """
+        from asyncrl.shm.unnamed_file import (
+            unnamed_file,  # not at the top: the server starts before NumPy is loaded
+        )
+
         surroundings = {"sys_path": list(sys.path), "cwd": _working_directory(), "environ": dict(os.environ)}
         message = {
             "role": role,
@@ -186,6 +189,8 @@ def _write(file: IO[bytes], payload: bytes, role: str) -> None:
         file.write(payload)
         file.flush()
     except OSError as error:
+        from asyncrl.shm.unnamed_file import file_size_limit
+
         limit = file_size_limit()
         named = (
             f", `ulimit -f` allows {limit:,} bytes"

@@ -150,7 +150,9 @@ class PPO(OnPolicy):
         record = super().for_run(config, spec)
         if record.ent_coef is not None:
             return record
-        return dataclasses.replace(record, ent_coef=0.0 if isinstance(spec.action, BoxAction) else DISCRETE_ENTROPY)
+        return dataclasses.replace(
+            record, ent_coef=0.0 if isinstance(spec.action, BoxAction) else DISCRETE_ENTROPY
+        )
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> SegmentUpdater:
         """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""

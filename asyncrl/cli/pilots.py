@@ -1,4 +1,4 @@
-"""Pilot runs: short trainings that measure the speed, for `asyncrl plan` and `asyncrl bench`.
+"""Pilot runs: short trainings that measure the speed, for `asyncrl plan`.
 
 `plan` varies the numbers of actors and of environments per actor. The two sides of a run, actors with a nearly idle
 learner and the learner with idle actors, are pilots with changed options. For replay `samples_per_insert` is tiny or

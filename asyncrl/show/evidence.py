@@ -103,7 +103,7 @@ def collect(run: KeptRun) -> Evidence:
     fields = {field.name: field.metadata.get("metric") for field in dataclasses.fields(Evidence)}
     means: dict[str, Any] = {name: _tail_mean(reports, metric) for name, metric in fields.items() if metric}
     return Evidence(
-        on_policy="segment_length" in algorithm,
+        on_policy="queue_batches" in algorithm,
         options=algorithm,
         actors=integer(run.options.get("trainer", {}).get("num_actors")) or max(1, cores - 1),
         state=run.state,

@@ -37,7 +37,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.errors import CheckpointError, error_text, printable
+from asyncrl.errors import AsyncRLError, CheckpointError, error_text, printable
 from asyncrl.storage.atomic_file import replaced_atomically
 from asyncrl.version import __version__
 
@@ -208,6 +208,8 @@ def read_tensors(
             try:
                 shapes = {name: place.shape for name, place in places.items()}
                 parsed = parse(json.loads(metadata["header"]), shapes)
+            except AsyncRLError:  # a reason of its own
+                raise
             except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
                 _check_digest(file)
                 what = (

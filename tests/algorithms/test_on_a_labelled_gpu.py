@@ -125,6 +125,8 @@ def settings(name: str) -> dict[str, tuple[str, dict[str, Any]]]:
         found, own = SEGMENT_SETTINGS, SEGMENT_ONLY.get(name, {})
     elif BoxAction in record.action_kinds:
         found, own = BOX_SETTINGS, BOX_ONLY.get(name, {})
+        if name == "crossq":  # it refuses images
+            found = {setting: kind for setting, kind in found.items() if setting != "frames"}
     else:
         found, own = Q_SETTINGS | GRAPHS, {}
     return {key: value for key, value in found.items() if name in ALL or key not in SHARED} | own

@@ -85,7 +85,11 @@ def test_ppo_follows_functions_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> 
         return step(core)
 
     monkeypatch.setattr(OnPolicyUpdate, "step", recorded)
-    train("CartPole-v1", PPO(learning_rate=falling, clip_range=lambda p: 0.3 - 0.2 * p), 4_000)
+    train(
+        "CartPole-v1",
+        PPO(segment_length=128, learning_rate=falling, clip_range=lambda p: 0.3 - 0.2 * p),
+        4_000,
+    )
     begun = sorted({progress for progress, _, _ in seen})
     assert begun[0] == 0.0 and begun[-1] > 0.75
     assert np.diff(begun).max() <= 512 / 4_000, "an iteration has 4 x 128 rows, some of them of resets"

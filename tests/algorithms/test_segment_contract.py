@@ -282,7 +282,7 @@ def test_samples_leave_reset_rows_out(name: str) -> None:
 
 
 def test_shape_of_a_batch_may_change(name: str) -> None:
-    algorithm, spec, core = made(name, "discrete")
+    algorithm, spec, core = made(name, "discrete", normalize_rewards=False)  # which is a state of each stream
     weights = weights_of(core)
     for envs, count in ((3, 2), (1, 1), (5, 3), (3, 2)):
         iterate(core, [acted(algorithm, spec, weights, seed=r, envs=envs, ring=r) for r in range(count)])
@@ -342,8 +342,9 @@ def test_reset_rows_are_bootstrapped_of(name: str) -> None:
 
 
 def test_weight_zero_takes_a_row_out(name: str) -> None:
-    algorithm, spec, core = made(name, "discrete", normalize_advantages=False, gamma=0.0)
-    _, _, other = made(name, "discrete", normalize_advantages=False, gamma=0.0)
+    options: Any = {"normalize_advantages": False, "normalize_rewards": False, "gamma": 0.0}
+    algorithm, spec, core = made(name, "discrete", **options)
+    _, _, other = made(name, "discrete", **options)
     segments = batch_of(algorithm, spec, core)
     changed = copy.deepcopy(segments)
     for segment, poison in zip(segments, changed, strict=True):

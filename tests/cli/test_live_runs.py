@@ -147,6 +147,8 @@ def test_the_address_of_a_page_is_whole_and_has_the_token_if_known(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     kept = write_run(tmp_path / ("long" * 20), summary={})
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("ASYNCRL_RUNS", str(tmp_path / "empty"))
     url, token = "http://127.0.0.1:34567", "t" * 43
     runs = [
         LiveRun(1, kept, url, token, {"env": "a.module:" + "Env" * 20, "env_steps": 5}),

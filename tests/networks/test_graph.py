@@ -73,7 +73,8 @@ class Recorded:
 
 @pytest.fixture(autouse=True)
 def operations_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No compiled kernels in perceptrons, which a recording does not see."""
+    """No compiled kernels and no products of NumPy in perceptrons, which a recording does not see."""
+    monkeypatch.setattr("asyncrl.networks.mlp.uses_numpy", lambda device, asked: False)
     plain = HiddenLayer.__init__
     monkeypatch.setattr(
         HiddenLayer, "__init__", lambda self, y, bias, kind, _: plain(self, y, bias, kind, False)

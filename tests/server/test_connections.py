@@ -64,7 +64,7 @@ def test_a_request_in_progress_is_not_cut(impatient: ServerThread) -> None:
     stream.close()
 
 
-ENDLESS = 100_000_000
+ENDLESS = 3_000_000_000
 
 
 def send_all_that_is_taken(connection: socket.socket, sent: bytes) -> int:
@@ -78,7 +78,7 @@ def send_all_that_is_taken(connection: socket.socket, sent: bytes) -> int:
 
 
 LONG_HEAD = b"GET / HTTP/1.1\r\nX: "
-LONG_BODY = b"POST /stop HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000\r\n\r\n"
+LONG_BODY = b"POST /stop HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3000000000\r\n\r\n"
 
 
 @pytest.mark.parametrize(("begin", "status"), [(LONG_HEAD, 400), (LONG_BODY, 401)])

@@ -168,7 +168,9 @@ def test_vector_factory_decides_how_many_environments_an_actor_has():
     def vector():
         return gymnasium.make_vec("CartPole-v1", num_envs=64, vectorization_mode="vector_entry_point")
 
-    trainer = Trainer(vector, small(segment_length=16), num_actors=1, http="off", target_eval_episodes=5)
+    trainer = Trainer(
+        vector, small(segment_length=16, epochs=4), num_actors=1, http="off", target_eval_episodes=5
+    )
     result = trainer.learn(total_steps=8_000)
     assert trainer.snapshot().actors[0].env_steps >= 8_000
     assert result.summary["samples_per_insert"]["achieved"] == pytest.approx(4.0, rel=0.05)
@@ -197,7 +199,7 @@ class HugeReward(gymnasium.RewardWrapper):
 
 
 def test_divergence_ends_the_run_and_keeps_the_batch(tmp_path):
-    algorithm = small(max_grad_norm=None, normalize_advantages=False)
+    algorithm = small(max_grad_norm=None, normalize_advantages=False, normalize_rewards=False)
     trainer = Trainer(
         lambda: HugeReward(gymnasium.make("CartPole-v1")), algorithm, run_dir=tmp_path / "run", **SMALL
     )
