@@ -43,7 +43,12 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "large policy steps, no limit": ("a2c", {"metrics": {"train/approx_kl": 0.09}}),
     "entropy gone": (
         "ppo",
-        {"evaluations": FLAT, "first": {"train/entropy": 0.69}, "metrics": {"train/entropy": 0.0}},
+        {
+            "evaluations": FLAT,
+            "options": {"ent_coef": 0.01},
+            "first": {"train/entropy": 0.69},
+            "metrics": {"train/entropy": 0.0},
+        },
     ),
     "stale samples are thrown away": ("dqn", {"summary": {"staleness": {"discarded_fraction": 0.4}}}),
     "old weights act": ("dqn", {"metrics": {"async/policy_lag_mean": 900.0}}),
