@@ -125,7 +125,7 @@ class Twin:
                 if config.value_clip_range is not None:
                     held = old_v[i] + (v - old_v[i]).clamp(-config.value_clip_range, config.value_clip_range)
                     error = torch.maximum(error, (held - target[i]) ** 2)
-                rest = config.vf_coef * error - config.ent_coef * entropy
+                rest = config.vf_coef * error - (config.ent_coef or 0.0) * entropy
                 # The mean over the rows of the pass, a minibatch's share of which is one over their number.
                 loss = (policy + weight[i] * rest).sum() * (len(order) / int(valid.sum()))
                 self.adam.zero_grad()
