@@ -119,3 +119,18 @@ def test_predict_gives_what_the_space_contains(space: Any) -> None:
     for deterministic in (True, False):
         assert all(space.contains(action) for action in policy.predict(obs, deterministic=deterministic)[0])
         assert space.contains(policy.predict(obs[0], deterministic=deterministic)[0])
+
+
+def test_a_run_is_loaded_and_acts_without_torch(tmp_path: Path) -> None:
+    options: Any = {"num_actors": 1, "envs_per_actor": 2, "http": "off", "eval_interval_steps": None}
+    trainer = Trainer("CartPole-v1", DQN(hidden_sizes=(8, 8)), run_dir=tmp_path / "run", **options)
+    trainer.learn(total_steps=400)
+    script = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import asyncrl, numpy\n"
+        "print(asyncrl.load(sys.argv[1]).predict(numpy.zeros(4, numpy.float32), deterministic=True)[0] in (0, 1))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "run")], capture_output=True, text=True
+    )
+    assert done.stdout == "True\n", done.stderr
