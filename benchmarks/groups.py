@@ -146,7 +146,7 @@ def learning(made: Connection, mode: str, seconds: float, slowed: bool) -> dict[
             time.sleep(9 * (time.perf_counter() - before - (lost[0] - waited)))
     took, share = time.perf_counter() - started, lost[0]
     computing = busy[0] / (time.thread_time() - computed)
-    fusions = fusion.statistics().fusions / took if fusion is not None else 0.0
+    fusions = fusion.statistics()["fusions"] / took if fusion is not None else 0.0
     if fusion is not None:
         fusion.finish()
         fusion.close()

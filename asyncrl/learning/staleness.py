@@ -46,7 +46,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.interfaces import Batch, Segment, SequenceBatch
+from asyncrl.interfaces import Batch, Metrics, Segment, SequenceBatch
 from asyncrl.learning.histogram import Histogram
 from asyncrl.shm.kernel import kernel
 
@@ -92,7 +92,10 @@ class StalenessMeter:
         self._rate = float(rate)
         self._bound = max_staleness
         self._by_updates = unit == "updates"
-        self.in_updates, self.in_versions = Histogram(), Histogram()
+        self.in_updates, self.in_versions = (
+            Histogram("async/staleness"),
+            Histogram("async/staleness_versions"),
+        )
 
     def measure(
         self, updates: int, version: int, batch: Batch | SequenceBatch | Segment, each: int = 1
@@ -117,6 +120,10 @@ class StalenessMeter:
         assert self._bound is None or most <= self._bound, (
             f"a row with staleness {most} reached an update, max_staleness is {self._bound}"
         )
+
+    def statistics(self) -> Metrics:
+        """Staleness since the last call, in updates and in versions, by public name."""
+        return {**self.in_updates.statistics(reset=True), **self.in_versions.statistics(reset=True)}
 
 
 @kernel("void(int64, int64[::1], int64[::1], float32[::1], int64, float64)")

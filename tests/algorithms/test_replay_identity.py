@@ -100,7 +100,7 @@ class Loop:
             self.replay.grant(0, int(self.replay.published_rows()[0]) + 4)
             written += self.actor.step()
             self.replay.ingest()
-        if self.replay.statistics().inserted < starts:
+        if self.replay.inserted < starts:
             return
         self.replay.sample(self.batch, 0.4)
         priorities = self.core.update(self.batch).priorities

@@ -820,7 +820,7 @@ class Parts:
     def policy(self, weights: Any, moment: Any) -> Any:
         return weights
 
-    def tell(self, state: str, **fields: Any) -> None:
+    def show_state(self, state: str, **fields: Any) -> None:
         pass
 
     def show(self, snapshot: Any) -> None:
@@ -834,7 +834,7 @@ class Ending(Run):
 
     def __init__(self, path: Path, fails: str = "") -> None:
         self.directory, self.clock = RunDirectory(path), TrainClock()
-        self.group = self._target_weights = self._last_report = None
+        self.group = self._target_weights = None
         self.config = TrainerConfig(env="any", algo="dqn", target_eval_episodes=3)
         self.whole: Any = (self.config, None)
         self.built = True
@@ -842,7 +842,7 @@ class Ending(Run):
         self.parts = self.learner = self.saver = self.evaluator = self.origin = self.reporter = parts
         self.pool: Any = SimpleNamespace(episodes=tuple)
 
-    def snapshot(self, report: Any, stop_reason: str | None = None, error: str | None = None) -> Any:
+    def snapshot(self, stop_reason: str | None = None, error: str | None = None) -> Any:
         return make_snapshot(stop_reason=stop_reason, error=error)
 
     def finish(self, reason: str = "total_steps", error: BaseException | None = None) -> Any:
