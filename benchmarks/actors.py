@@ -68,7 +68,7 @@ def run_rate(name: str, seconds: float) -> float:
         time.sleep(seconds)
         last = trainer.snapshot()
         assert first is not None and last is not None
-        return (last.env_steps - first.env_steps) / (last.wall_seconds - first.wall_seconds)
+        return float((last.env_steps - first.env_steps) / (last.wall_seconds - first.wall_seconds))
 
 
 def main() -> None:

@@ -157,7 +157,7 @@ def throughput(env: Any, algorithm: Any, seed: int, seconds: float, **options: A
         time.sleep(seconds)
         last = trainer.snapshot()
         assert last is not None
-        return (last.env_steps - first.env_steps) / (last.wall_seconds - first.wall_seconds)
+        return float((last.env_steps - first.env_steps) / (last.wall_seconds - first.wall_seconds))
 
 
 def reached(summary: Summary, clock: str) -> bool:

@@ -250,9 +250,10 @@ class Snapshot:
         raise AttributeError(f"a snapshot has no attribute {name!r}; its numbers are in `metrics`")
 
     @property
-    def train_metrics(self) -> Metrics:
+    def train_metrics(self) -> dict[str, float]:
         """Scalars of the last update that the table lacks, by public name (`train/...`)."""
-        return {name: value for name, value in self.metrics.items() if name not in UNMEASURED}
+        further = ((name, value) for name, value in self.metrics.items() if name not in UNMEASURED)
+        return {name: value for name, value in further if value is not None}
 
     def fields(self) -> dict[str, Any]:
         """Everything but `evaluations` by attribute, for `/stats`."""
