@@ -791,8 +791,9 @@ class Parts:
         if step == self.fails:
             raise errors.ResourceError(f"{step} failed")
 
-    async def report(self) -> None:
+    async def report(self) -> Any:
         self._note("report")
+        return {}, {}
 
     async def current_weights(self) -> Any:
         self._note("weights")
