@@ -18,7 +18,8 @@ SMALL = {"envs_per_actor": 4, "num_actors": 2, "http": "off", "target_eval_episo
 
 
 def small(**changes):
-    fields = {"segment_length": 32, "minibatch_size": 64, "hidden_sizes": (16, 16), "learning_rate": 3e-3}
+    fields = {"segment_length": 32, "minibatch_size": 64, "epochs": 3, "hidden_sizes": (16, 16)}
+    fields["learning_rate"] = 3e-3
     return PPO(**{**fields, **changes})
 
 
