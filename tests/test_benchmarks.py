@@ -65,7 +65,7 @@ def measured(
     write = harness.Report.write
     monkeypatch.setattr(harness.Report, "write", lambda report: write(report, folder))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
-    monkeypatch.setattr(sys, "argv", [name, "--seeds", "2", *flags])
+    monkeypatch.setattr(sys, "argv", [script.__file__, "--seeds", "2", *flags])
     script.main()
     (path,) = folder.glob("*.json")
     record: dict[str, Any] = json.loads(path.read_text())
@@ -100,11 +100,19 @@ def test_every_figure_says_what_both_sides_had(
         assert (len(sides) == 2) == (figure["unit"] == "x"), "a ratio has both sides"
         kinds.add(len(sides))
     assert record["machine"]["usable_cores"] == len(os.sched_getaffinity(0))
+    assert record["command"].startswith(f"python -m benchmarks.{name} --seeds 2")
     if has_peer:
         assert kinds == {1, 2}
         assert record["versions"]["stable-baselines3"] == "9.9.9"
         assert record["peers"] == {"sb3": PEER["versions"]}
         assert record["versions"]["torch"] != "0.0.1", "what this interpreter has is its own version"
+
+
+def test_measures_take_turns(scripts: Callable[[str], Any]) -> None:
+    calls: list[str] = []
+    measures = {name: lambda name=name: calls.append(name) or len(calls) for name in "ab"}
+    assert scripts("harness.report").by_turns(2, measures) == {"a": [1, 3], "b": [2, 4]}
+    assert calls == ["a", "b", "a", "b"]
 
 
 @pytest.mark.parametrize("missing", ["versions", "cores", "environments"])
