@@ -69,8 +69,8 @@ _DEFAULT_ROWS_AHEAD = 4
 """Minimum M of the default error band; 4 rows give an actor enough work for the time of a wake-up."""
 _DEFAULT_BATCHES = 8
 """Minimum e of the default error band, in batches: with few samples per insert this allows a large M, so that actors
-that are the bottleneck do not need a grant every millisecond. In the run of `benchmarks/actors.py` on CartPole-v1: 0.36
-of the raw stepping rate with M = 4, 0.74 with this."""
+that are the bottleneck do not need a grant every millisecond. In the run of `benchmarks/systems/actors.py` on
+CartPole-v1: 0.36 of the raw stepping rate with M = 4, 0.74 with this."""
 
 
 class Balance(Pace):
