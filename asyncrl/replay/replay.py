@@ -20,6 +20,7 @@ from asyncrl.replay import sampling
 from asyncrl.replay import tables as table
 from asyncrl.replay.gather import first_of_stack
 from asyncrl.replay.handles import address_of, int32s, uint8s
+from asyncrl.replay.hindsight import Hindsight
 from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.replay.sum_tree import on_pages
@@ -52,6 +53,7 @@ class PrioritizedReplay(RingReplay[Batch]):
         gamma: float,
         priorities: PriorityRules | None = None,
         frame_stack: int = 1,
+        hindsight: Hindsight | None = None,
         rng: np.random.Generator,
     ) -> None:
         """Create a replay without sampleable rows.
@@ -62,7 +64,8 @@ class PrioritizedReplay(RingReplay[Batch]):
             gamma: discount per step, 0 to 1.
             priorities: rules for priorities; None takes the defaults.
             frame_stack: observations joined along axis 1; 1 means no such axis.
-            rng: generator of the draws within the strata.
+            hindsight: relabels the goals of batches; None leaves them.
+            rng: generator of the draws within the strata, and of relabelling.
 
         Raises:
             ValueError: as `RingReplay`, or `n_step` or `gamma` is out of range.
@@ -71,6 +74,7 @@ class PrioritizedReplay(RingReplay[Batch]):
         super().__init__(rings, shape=shape, priorities=priorities, frame_stack=frame_stack, rng=rng)
         self._returns = on_pages(np.uint8, self.tree.leaves.size * table.RETURN_BYTES)
         self._state[table.RETURNS] = address_of(self._returns)
+        self._hindsight = hindsight
 
     @property
     def frame_stack(self) -> int:
@@ -88,6 +92,14 @@ class PrioritizedReplay(RingReplay[Batch]):
         """
         assert places.shape == (2, batch.size, self.frame_stack)
         find_frames(self._table, self._state, batch.ids, self._batches[id(batch)][1].work, places)
+
+    def sample(self, batch: Batch, beta: float) -> None:
+        """See `RingReplay.sample`; with `hindsight` a share of the items is relabelled."""
+        super().sample(batch, beta)
+        if self._hindsight is not None:
+            to = self._batches[id(batch)][1]
+            self._rng.random(out=to.uniforms)
+            self._hindsight(self._table, self._state, batch, to.addresses, to.work, to.uniforms)
 
     def _draw(self, to: BatchTable, beta: float) -> None:
         sampling.sample(*self._tree, beta, to.addresses, to.uniforms, to.rest, to.work)

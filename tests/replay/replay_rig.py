@@ -25,6 +25,7 @@ from asyncrl.interfaces import (
     SequenceShape,
 )
 from asyncrl.replay import PrioritizedReplay, SequenceReplay
+from asyncrl.replay.hindsight import Hindsight
 from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.tables import ID_BITS, IGNORED, RETIRED
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment
@@ -215,6 +216,7 @@ def rig(
     extras: tuple[FieldSpec, ...] = (),
     window: int = 1_000,
     sequences: tuple[int, int, int] | None = None,
+    hindsight: Hindsight | None = None,
 ) -> Iterator[Rig]:
     """A rig whose rings are granted in full once; gamma and alpha keep all sums exact.
 
@@ -232,7 +234,7 @@ def rig(
         }
         replay: PrioritizedReplay | SequenceReplay
         if sequences is None:
-            replay = PrioritizedReplay(readers, n_step=n_step, gamma=gamma, **options)
+            replay = PrioritizedReplay(readers, n_step=n_step, gamma=gamma, hindsight=hindsight, **options)
         else:
             replay = SequenceReplay(readers, shape=SequenceShape(*sequences, n_step, gamma), **options)
         burn_in, length, period = sequences or (0, 1, 1)
