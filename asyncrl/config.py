@@ -43,6 +43,12 @@ class TrainerConfig:
     wrappers: tuple[str, ...] = ()
     """Environment wrappers module:Name, innermost first; each takes an environment and returns one."""
 
+    agent_id: bool = False
+    """Append each agent's one-hot index to its observation, where several agents share a policy."""
+
+    pad_spaces: bool = False
+    """Pad shorter vectors and smaller numbers of actions of agents that share a policy, where their spaces differ."""
+
     algo: Text
     """Name of the algorithm."""
 

@@ -13,7 +13,8 @@ class BalanceStatistics:
 
     Attributes:
         target: target of samples per insert; None if the pace is free.
-        achieved: samples per step inserted after `learning_starts`; 0 before the first.
+        achieved: samples per step inserted after `learning_starts`, or of several agents per step and agent; 0 before
+            the first.
         inserted_steps, sampled: I and s.
         cursor: production ahead of consumption in samples, equation (1); 0 if the pace is free.
         error_samples: bound of the cursor in samples, see `balance.py`; 0 if the pace is free.
@@ -37,17 +38,23 @@ class Pace:
     """Base of the balances: steps inserted, samples trained on, and the cursor between them. Learner thread only.
 
     Args:
-        samples_per_insert: sigma, or None for a free pace.
+        samples_per_insert: how often a sample is trained on, or None for a free pace.
         learning_starts: I0 in environment steps.
         max_env_steps: number of environment steps at which the run ends, or None.
+        num_agents: samples that one environment step inserts; sigma is `samples_per_insert` times this.
     """
 
     STATE: tuple[str, ...] = ("_inserted", "_sampled")
 
     def __init__(
-        self, samples_per_insert: float | None, learning_starts: int, max_env_steps: int | None
+        self,
+        samples_per_insert: float | None,
+        learning_starts: int,
+        max_env_steps: int | None,
+        num_agents: int = 1,
     ) -> None:
-        self._sigma = samples_per_insert
+        self._target, self._num_agents = samples_per_insert, num_agents
+        self._sigma = None if samples_per_insert is None else samples_per_insert * num_agents
         self._start = self._learning_starts = learning_starts
         self._max_steps = UNLIMITED if max_env_steps is None else max_env_steps
         self._inserted = self._sampled = 0
@@ -76,14 +83,14 @@ class Pace:
 
     @property
     def achieved(self) -> float:
-        """Samples per step inserted after `learning_starts`; 0 before the first."""
-        since_start = self._inserted - self._start
+        """Samples per agent and step inserted after `learning_starts`; 0 before the first."""
+        since_start = (self._inserted - self._start) * self._num_agents
         return self._sampled / since_start if since_start > 0 else 0.0
 
     def statistics(self) -> BalanceStatistics:
         """Present statistics, a frozen record."""
         return BalanceStatistics(
-            target=self._sigma,
+            target=self._target,
             achieved=self.achieved,
             inserted_steps=self._inserted,
             sampled=self._sampled,

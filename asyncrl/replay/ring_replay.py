@@ -99,7 +99,7 @@ class RingReplay(ABC, Generic[B]):
         self._rng = rng
         layout = self.rings[0].layout
         env_bits = (layout.num_envs - 1).bit_length()
-        self.capacity = len(rings) * layout.num_slots * layout.num_envs
+        self.capacity = len(rings) * layout.num_slots * layout.environments
         self.tree = SumTree((len(rings) * layout.num_slots) << env_bits)
         self._table = ring_table(self.rings)
         self._faulty = self._table[:, table.FAULTY]

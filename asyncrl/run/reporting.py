@@ -183,6 +183,7 @@ class Reporter:
         learner: LearnerReport | None = None,
         *,
         actors: tuple[ActorStatistics, ...] = (),
+        agents: tuple[str, ...] = (),
         inference: InferenceStatistics | None = None,
         replay_capacity: int = 0,
         network: str = "",
@@ -198,6 +199,7 @@ class Reporter:
             state: state of the run.
             learner: the learner's report, None before there is one.
             actors: statistics of every actor.
+            agents: names of several agents.
             inference: statistics of the inference server, None where actors run the network.
             replay_capacity: capacity of all rings in environment steps.
             network: name of the convolutional network, "" for none.
@@ -209,7 +211,8 @@ class Reporter:
         """
         clock, learner = self._clock, learner or LearnerReport()
         env_steps = sum(actor.env_steps for actor in actors)
-        rates = self._meter.observe(time.monotonic(), _counters(env_steps, learner, inference))
+        counters = _counters(env_steps, learner, inference, max(1, len(agents)))
+        rates = self._meter.observe(time.monotonic(), counters)
         return Snapshot(
             state=state,
             wall_seconds=clock.wall_seconds,
@@ -229,7 +232,7 @@ class Reporter:
             **vars(rates),
             evaluation=evaluations[-1] if evaluations else None,
             **_of_actors(actors),
-            **_of_learner(learner),
+            **_of_learner(learner, dict(zip(agents, self.episodes.agent_return_means, strict=False))),
         )
 
     def show(self, snapshot: Snapshot) -> None:
@@ -291,7 +294,7 @@ class Reporter:
 
 
 def _counters(
-    env_steps: int, learner: LearnerReport, inference: InferenceStatistics | None = None
+    env_steps: int, learner: LearnerReport, inference: InferenceStatistics | None = None, agents: int = 1
 ) -> Counters:
     return Counters(
         produced=env_steps,
@@ -300,6 +303,7 @@ def _counters(
         updates=learner.updates,
         learner_wait_seconds=learner.wait_seconds,
         inference=(inference.passes, inference.rows, inference.wait_seconds) if inference else None,
+        agents=agents,
     )
 
 
@@ -311,8 +315,9 @@ def _of_actors(actors: tuple[ActorStatistics, ...]) -> dict[str, Any]:
     }
 
 
-def _of_learner(learner: LearnerReport) -> dict[str, Any]:
+def _of_learner(learner: LearnerReport, agent_returns: dict[str, float]) -> dict[str, Any]:
     metrics, balance = dict(learner.train_metrics), learner.balance
+    metrics |= {f"rollout/ep_rew_mean/{name}": mean for name, mean in agent_returns.items()}
     return {
         "updates": learner.updates,
         "policy_version": learner.policy_version,
@@ -373,7 +378,8 @@ def _warn_of_staleness(snapshot: Snapshot) -> bool:
 def _who_is_faster(snapshot: Snapshot) -> str:
     """Steps that the actors make against steps that the learner uses, both per second of the last interval."""
     made, target = snapshot.env_steps_per_second, snapshot.samples_per_insert_target
-    used = snapshot.consumed_samples_per_second / target if target else snapshot.received_steps_per_second
+    samples = made * snapshot.consumption_per_production or snapshot.consumed_samples_per_second
+    used = samples / target if target else snapshot.received_steps_per_second
     rates = f"{made:,.0f} steps/s, used {used:,.0f} steps/s"
     if used <= 0:
         return f"actors make all steps and the learner uses none ({rates})"

@@ -594,8 +594,9 @@ class Run:
                 actors = tuple(dataclasses.replace(actor, state="stopped") for actor in actors)
             parts = {
                 "actors": actors,
+                "agents": self.evaluator.agents,
                 "inference": self.inference.statistics() if self.inference is not None else None,
-                "replay_capacity": sum(ring.num_slots * ring.num_envs for ring in self.pool.rings),
+                "replay_capacity": sum(ring.num_slots * ring.environments for ring in self.pool.rings),
                 "network": network_text(self.policy),
                 "exploration_rate": self.pool.exploration_rate() if has_epsilon(self.policy) else None,
                 "evaluations": self.schedule.evaluations,

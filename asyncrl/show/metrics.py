@@ -28,7 +28,8 @@ class Snapshot:
         total_steps, target_return, target_training_return, max_seconds: the stopping rules, None if not set;
             target_training_return applies to `return_mean`, target_return to a greedy evaluation.
         startup_seconds: seconds before the first environment step.
-        train_metrics: further scalars of the last update by name (`train/...`).
+        train_metrics: further scalars of the last update by name (`train/...`), and the mean return of each of several
+            agents (`rollout/ep_rew_mean/AGENT`).
         evaluation, best_evaluation: the last and the best greedy evaluation, None before the first.
         evaluations: the greedy evaluations so far, in the order of training; of more than 10,000 every second one.
         staleness_edges, staleness_counts: histogram since the start: `counts[i]` samples with
@@ -267,7 +268,8 @@ def flat(snapshot: Snapshot | EvaluationResult) -> dict[str, float]:
     Unknown numbers (no episode has finished yet) are left out; NaN and infinity stay. Returns a new dict; any thread.
     """
     if isinstance(snapshot, EvaluationResult):
-        return _by_name(EVALUATION_METRICS, snapshot)
+        each = {f"eval/mean_reward/{name}": value for name, value in snapshot.agent_returns.items()}
+        return _by_name(EVALUATION_METRICS, snapshot) | each
     named = _by_name(RUN_METRICS, snapshot)
     for name, value in snapshot.train_metrics.items():
         named.setdefault(name if "/" in name else f"train/{name}", value)

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 class Counters:
     """Totals since any fixed moment: I, R, s, gradient steps, and seconds in which the learner waited.
 
+    `agents`: samples that one step inserts, the number of agents of an environment.
+
     `inference`: forward passes of the inference server, their rows, and seconds in which the mean actor waited for it;
     None without a server.
     """
@@ -32,6 +34,7 @@ class Counters:
     updates: int = 0
     learner_wait_seconds: float = 0.0
     inference: tuple[int, int, float] | None = None
+    agents: int = 1
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Rates:
         env_steps_per_second: production P, environment steps.
         received_steps_per_second: steps received.
         consumed_samples_per_second: consumption C, training samples.
-        consumption_per_production: C / P in samples per step, 0 if nothing was produced.
+        consumption_per_production: C / P in samples per step (and agent), 0 if nothing was produced.
         updates_per_second: gradient steps.
         learner_wait_fraction: fraction of the interval in which the learner waited.
         inference_batch_size: mean rows of a pass of the inference server, 0 without passes, None without a server.
@@ -91,7 +94,7 @@ class RateMeter:
                 env_steps_per_second=produced / seconds,
                 received_steps_per_second=max(0, now.received - then.received) / seconds,
                 consumed_samples_per_second=consumed / seconds,
-                consumption_per_production=consumed / produced if produced else 0.0,
+                consumption_per_production=consumed / (produced * now.agents) if produced else 0.0,
                 updates_per_second=max(0, now.updates - then.updates) / seconds,
                 learner_wait_fraction=min(1.0, waited / seconds),
                 inference_batch_size=batch_size,
