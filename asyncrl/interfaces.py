@@ -25,8 +25,8 @@ TERMINATED = 1
 TRUNCATED = 2
 """Flag of a row whose step was cut off from outside (time limit): the value of the next state is bootstrapped."""
 RESET = 4
-"""Flag of a row whose action was not taken: the step only reset the environment (Gymnasium's NEXT_STEP autoreset), or the
-agent waited for the other agents of its environment, having ended before them."""
+"""Flag of a row whose action was not taken: the step only reset the environment (Gymnasium's NEXT_STEP autoreset), or
+the agent waited for the other agents of its environment, having ended before them."""
 
 
 LONGEST_N_STEP = 255

@@ -5,7 +5,7 @@ Actors import this module by name; nothing here may import torch.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import Env, spaces
@@ -23,7 +23,7 @@ class Parallel:
     no part. An agent that has ended is in no result any more.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 5}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 5}
 
     def __init__(self, render_mode: str | None = None, names: tuple[str, ...] = NAMES) -> None:
         self.render_mode = render_mode
@@ -151,7 +151,7 @@ class MaskedByKey(MaskedByInfo):
 class Tuples(Env[Any, Any]):
     """Three agents in a gymnasium environment, with Tuple spaces and a reward for each."""
 
-    metadata: dict[str, Any] = {"render_modes": []}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
 
     def __init__(self) -> None:
         self.observation_space = spaces.Tuple([spaces.Box(-9, 9, (2,), np.float32)] * 3)

@@ -12,8 +12,8 @@ Row t of a stream, with action a_t chosen for observation o_t:
     row of an agent that    flag RESET: it has ended before the other agents of its environment, or takes no part in
     waits                   the episode; o_{t+1} is its last observation. After the last agent's end all are reset.
 
-For one agent this equals `gymnasium.vector.SyncVectorEnv` with `AutoresetMode.NEXT_STEP`, without its copies. The first reset is
-seeded; later ones continue with the environment's own generator.
+For one agent this equals `gymnasium.vector.SyncVectorEnv` with `AutoresetMode.NEXT_STEP`, without its copies. The first
+reset is seeded; later ones continue with the environment's own generator.
 
 gymnasium is not imported: the environments are built by `EnvSource`.
 """
@@ -125,9 +125,9 @@ def make_streams(source: EnvSource, spec: EnvSpec, num_envs: int) -> Streams:
     built = source.build_streams(num_envs // spec.num_agents)
     for env in built if isinstance(built, list) else [built]:
         env_checks.require_spaces(spec, env)
-    if spec.agents:
-        return AgentStreams(built, spec)
-    return PlainStreams(built, spec) if isinstance(built, list) else VectorStreams(built, spec)
+    if not isinstance(built, list):
+        return VectorStreams(built, spec)
+    return AgentStreams(built, spec) if spec.agents else PlainStreams(built, spec)
 
 
 class ActionForm:
@@ -350,7 +350,7 @@ class AgentStreams(Streams):
         env, agent = divmod(stream, len(self._agents))
         return f"Agent {self._agents[agent].name} of environment {env}"
 
-    def count_row(self, *row: Any) -> int:  # type: ignore[override]
+    def count_row(self, *row: Any) -> int:
         """See `Streams.count_row`; a step is one of an environment, and an episode ends with its last agent."""
         return count_agents_row(self.live, *row)
 

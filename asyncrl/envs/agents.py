@@ -397,10 +397,10 @@ _STEP = ("observations", "rewards", "terminations", "truncations", "infos")
 
 def _dicts(name: str, call: str, returned: Any, what: tuple[str, ...]) -> tuple[Any, ...]:
     """Return the result of a call if it is a tuple of dicts by agent. Raises `ParallelAPIBroken`."""
-    if isinstance(returned, tuple) and len(returned) == len(what):
-        if all(isinstance(part, Mapping) for part in returned):
-            return returned
-    kinds = ", ".join(type(part).__name__ for part in returned) if isinstance(returned, tuple) else ""
+    parts = returned if isinstance(returned, tuple) else ()
+    if len(parts) == len(what) and all(isinstance(part, Mapping) for part in parts):
+        return parts
+    kinds = ", ".join(type(part).__name__ for part in parts)
     got = f"a tuple ({kinds})" if kinds else type(returned).__name__
     raise _broken(name, call, f"it returned {got}, and must return dicts by agent: {', '.join(what)}")
 
@@ -428,9 +428,8 @@ def _form(space: Any) -> object:
 def _lengths(observed: list[Any]) -> list[int]:
     """Lengths of the agents' own vectors if these differ, else []; [] too if one is no vector."""
     own = [space.spaces.get(OWN_KEY) if isinstance(space, spaces.Dict) else space for space in observed]
-    if not all(isinstance(space, spaces.Box) and len(space.shape) == 1 for space in own):
-        return []
-    lengths = [int(space.shape[0]) for space in own if space is not None]
+    vectors = [space for space in own if isinstance(space, spaces.Box) and len(space.shape) == 1]
+    lengths = [int(space.shape[0]) for space in vectors] if len(vectors) == len(own) else []
     return lengths if len(set(lengths)) > 1 else []
 
 

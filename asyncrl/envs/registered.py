@@ -157,7 +157,7 @@ def _module_lacks(name: str, module: ModuleType, wanted: str) -> UnknownEnvironm
 
 
 def _environments_of(module: ModuleType) -> list[str]:
-    """Return what `module:Name` may name: classes, functions and PettingZoo's modules that make environments, and ids."""
+    """Return what `module:Name` may name: classes, functions and PettingZoo modules that make environments, ids."""
     own = [key for key, value in vars(module).items() if key[0] != "_" and _makes(value, module.__name__)]
     inner = pkgutil.iter_modules(getattr(module, "__path__", ()))
     of_agents = [found.name for found in inner if re.fullmatch(r"\w+_v\d+", found.name)]

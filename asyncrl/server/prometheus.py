@@ -101,10 +101,10 @@ def _family(metric: Metric, labels: tuple[str, ...] = ()) -> CounterMetricFamily
 
 
 def _train_metrics(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
-    """Further numbers of the algorithm's last update: `train/td_error` becomes `asyncrl_train_td_error`."""
+    """Numbers of the last update and returns of agents: `train/td_error` becomes `asyncrl_train_td_error`."""
     for name, value in snapshot.train_metrics.items():
         known = name if "/" in name else f"train/{name}"
-        text = f"{known} of the last update."
+        text = f"{known} of the last update." if known.startswith("train/") else f"{known}."
         yield GaugeMetricFamily("asyncrl_" + re.sub(r"[^a-zA-Z0-9_]", "_", known), text, value)
 
 

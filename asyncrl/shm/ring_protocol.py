@@ -61,7 +61,7 @@ def record_agents_episode(
     first: int,
     length: int,
 ) -> None:
-    """Actor: `record_episode` for the agents of one environment, whose returns are those of the streams from `first`."""
+    """Actor: `record_episode` for the agents of one environment, whose returns are those of streams from `first` on."""
     fence()
     episodes = header[EPISODES]
     entry = episodes & (EPISODE_LOG - 1)

@@ -91,9 +91,17 @@ def count_agents_row(
 
     Args:
         live: `[environments, N]`, agents that act in the next row.
+        events: see `count_row`; E is the number of environments times N.
+        rewards: see `count_row`.
+        returns: see `count_row`.
+        began_at: see `count_row`.
+        row: see `count_row`.
+        ring_flags: see `count_row`.
+        ring_rewards: see `count_row`.
+        slot: see `count_row`.
+        header: see `count_row`.
         episode_return: `[entries, N]`, the ring's log of the agents' returns.
-        events, rewards, returns, began_at, row, ring_flags, ring_rewards, slot, header, episode_length: see
-            `count_row`; E is the number of environments times N.
+        episode_length: see `count_row`.
 
     Returns:
         Environment steps taken: environments of which an agent acted.

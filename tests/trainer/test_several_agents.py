@@ -121,7 +121,7 @@ def test_half_and_half_is_a_whole(name: str, tmp_path: Path) -> None:
     result = second.learn()
     whole = Trainer(Parallel, algorithm, **options)
     assert numbers(second, result) == numbers(whole, whole.learn(total_steps=1_200))
-    assert [e.env_steps for e in result.evaluations][0] < 600 < result.evaluations[-1].env_steps
+    assert result.evaluations[0].env_steps < 600 < result.evaluations[-1].env_steps
     assert all(evaluation.agent_returns.keys() == set(NAMES) for evaluation in result.evaluations)
 
 
