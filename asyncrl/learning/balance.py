@@ -143,7 +143,7 @@ class Balance(Pace):
         if error < needed:
             raise ValueError(
                 f"samples_per_insert_error must be at least {needed:g} samples, got {error:g}: with "
-                f"samples_per_insert={self._sigma:g}, batch_size={self._batch_size} and {self._num_actors} actors of "
+                f"samples_per_insert={self._target:g}, batch_size={self._batch_size} and {self._num_actors} actors of "
                 f"{self._envs} environments the learner would wait for the actors while they wait for the learner"
             )
         ahead = int((2 * error - self._batch_size) / row - 1) // self._num_actors

@@ -211,8 +211,7 @@ class Reporter:
         """
         clock, learner = self._clock, learner or LearnerReport()
         env_steps = sum(actor.env_steps for actor in actors)
-        counters = _counters(env_steps, learner, inference, max(1, len(agents)))
-        rates = self._meter.observe(time.monotonic(), counters)
+        rates = self._meter.observe(time.monotonic(), _counters(env_steps, learner, inference, agents))
         return Snapshot(
             state=state,
             wall_seconds=clock.wall_seconds,
@@ -294,7 +293,10 @@ class Reporter:
 
 
 def _counters(
-    env_steps: int, learner: LearnerReport, inference: InferenceStatistics | None = None, agents: int = 1
+    env_steps: int,
+    learner: LearnerReport,
+    inference: InferenceStatistics | None = None,
+    agents: tuple[str, ...] = (),
 ) -> Counters:
     return Counters(
         produced=env_steps,
@@ -303,7 +305,7 @@ def _counters(
         updates=learner.updates,
         learner_wait_seconds=learner.wait_seconds,
         inference=(inference.passes, inference.rows, inference.wait_seconds) if inference else None,
-        agents=agents,
+        agents=max(1, len(agents)),
     )
 
 
