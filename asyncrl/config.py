@@ -44,10 +44,10 @@ class TrainerConfig:
     """Environment wrappers module:Name, innermost first; each takes an environment and returns one."""
 
     agent_id: bool = False
-    """Append each agent's one-hot index to its observation, where several agents share a policy."""
+    """Append the agent's index to its observation, one-hot, where several agents share a policy."""
 
     pad_spaces: bool = False
-    """Pad shorter vectors and smaller numbers of actions of agents that share a policy, where their spaces differ."""
+    """Pad vectors and discrete actions of agents, where those of agents that share a policy differ."""
 
     algo: Text
     """Name of the algorithm."""

@@ -188,7 +188,8 @@ class AgentsEnv:
         self._name, self.parallel = name, parallel
         self._keys = list(parallel.possible_agents)
         self._index = {key: n for n, key in enumerate(self._keys)}
-        self.metadata, self.render_mode = parallel.metadata, getattr(parallel, "render_mode", None)
+        self.metadata = getattr(parallel, "metadata", None) or {}
+        self.render_mode = getattr(parallel, "render_mode", None)
         limit = getattr(getattr(parallel, "unwrapped", None), "max_cycles", None)
         limits = SimpleNamespace(max_episode_steps=limit, reward_threshold=None)
         self.spec = getattr(parallel, "spec", None) or limits

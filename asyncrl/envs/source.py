@@ -174,18 +174,19 @@ class EnvSource:
         from gymnasium.error import DependencyNotInstalled
         from gymnasium.vector import VectorEnv
 
+        from asyncrl.envs.agents import agents_of
+        from asyncrl.envs.packing import packed
+
         try:
             env = _made(self._maker(training), render_mode, {})
+            agents = agents_of(self.name, env)
         except AsyncRLError:
             raise
         except DependencyNotInstalled as error:
             raise self._needs_package(error) from error
         except Exception as error:
             raise self._not_built(f"failed: {describe_error(error)}", traceback.format_exc()) from error
-        from asyncrl.envs.agents import agents_of
-        from asyncrl.envs.packing import packed
-
-        if (agents := agents_of(self.name, env)) is not None:
+        if agents is not None:
             return agents
         if not isinstance(env, (gymnasium.Env, VectorEnv)):
             raise env_checks.not_an_environment(self.name, env)

@@ -312,7 +312,9 @@ class EvaluationSchedule:
         copy = timed.copy
         each, lengths = await self._evaluator.evaluate(copy.weights, episodes, key)
         returns = each if each.ndim == 1 else each.sum(axis=1)
-        means = each.mean(axis=0).tolist() if each.ndim > 1 else []
+        of_agents = {}
+        if each.ndim > 1:
+            of_agents = dict(zip(self._evaluator.agents, each.mean(axis=0).tolist(), strict=True))
         return EvaluationResult(
             return_mean=float(returns.mean()),
             return_std=float(returns.std()),
@@ -322,7 +324,7 @@ class EvaluationSchedule:
             env_steps=copy.env_steps + timed.other_steps,
             train_seconds=timed.train_seconds,
             updates=copy.updates,
-            agent_returns=dict(zip(self._evaluator.agents, means, strict=True)),
+            agent_returns=of_agents,
         )
 
     async def _confirm(self, timed: TimedCopy) -> EvaluationResult:

@@ -109,6 +109,7 @@ class Reporter:
         last: the newest snapshot, None before the first.
         returns: steps, and mean return of the training episodes, over the run; thinned to a few hundred.
         actor_wait_seconds: mean over the actors of the seconds spent waiting for a grant while the training clock ran.
+        agents: names of several agents of an environment, in the order of their streams; empty for one agent.
         restarts_before: actor restarts of the earlier run that this one resumes.
     """
 
@@ -127,6 +128,7 @@ class Reporter:
         self.last: Snapshot | None = None
         self.returns: list[tuple[int, float]] = []
         self.actor_wait_seconds = 0.0
+        self.agents: tuple[str, ...] = ()
         self.restarts_before = 0
         self._config = config
         self._clock = clock
@@ -183,7 +185,6 @@ class Reporter:
         learner: LearnerReport | None = None,
         *,
         actors: tuple[ActorStatistics, ...] = (),
-        agents: tuple[str, ...] = (),
         inference: InferenceStatistics | None = None,
         replay_capacity: int = 0,
         network: str = "",
@@ -199,7 +200,6 @@ class Reporter:
             state: state of the run.
             learner: the learner's report, None before there is one.
             actors: statistics of every actor.
-            agents: names of several agents.
             inference: statistics of the inference server, None where actors run the network.
             replay_capacity: capacity of all rings in environment steps.
             network: name of the convolutional network, "" for none.
@@ -211,7 +211,7 @@ class Reporter:
         """
         clock, learner = self._clock, learner or LearnerReport()
         env_steps = sum(actor.env_steps for actor in actors)
-        rates = self._meter.observe(time.monotonic(), _counters(env_steps, learner, inference, agents))
+        rates = self._meter.observe(time.monotonic(), _counters(env_steps, learner, inference, self.agents))
         return Snapshot(
             state=state,
             wall_seconds=clock.wall_seconds,
@@ -231,7 +231,7 @@ class Reporter:
             **vars(rates),
             evaluation=evaluations[-1] if evaluations else None,
             **_of_actors(actors),
-            **_of_learner(learner, dict(zip(agents, self.episodes.agent_return_means, strict=False))),
+            **_of_learner(learner, dict(zip(self.agents, self.episodes.agent_return_means, strict=False))),
         )
 
     def show(self, snapshot: Snapshot) -> None:
@@ -243,7 +243,8 @@ class Reporter:
         finally:
             self._call_listener(snapshot)
         self._call_callbacks(snapshot)
-        self._warned_of_staleness = self._warned_of_staleness or _warn_of_staleness(snapshot)
+        told = self._warned_of_staleness or _warn_of_staleness(snapshot, max(1, len(self.agents)))
+        self._warned_of_staleness = told
 
     def tell(self, state: str, **fields: Any) -> None:
         """Show a new state at once: pass the newest snapshot with it to the listener and the page, not to files."""
@@ -363,24 +364,27 @@ def _mean(values: list[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0
 
 
-def _warn_of_staleness(snapshot: Snapshot) -> bool:
+def _warn_of_staleness(snapshot: Snapshot, agents: int) -> bool:
     """Give ASYNC020 if most of the steps were too stale to learn from; return whether they were."""
     if snapshot.discarded_fraction < STALE_FRACTION or snapshot.updates == 0:
         return False
     warnings.warn(
         SamplesTooStale(
             f"[ASYNC020] {snapshot.discarded_fraction:.0%} of the steps became too stale to learn from: "
-            f"{_who_is_faster(snapshot)}; raise max_staleness or samples_per_insert, or lower num_actors"
+            f"{_who_is_faster(snapshot, agents)}; raise max_staleness or samples_per_insert, or lower num_actors"
         ),
         stacklevel=2,
     )
     return True
 
 
-def _who_is_faster(snapshot: Snapshot) -> str:
-    """Steps that the actors make against steps that the learner uses, both per second of the last interval."""
+def _who_is_faster(snapshot: Snapshot, agents: int) -> str:
+    """Steps that the actors make against steps that the learner uses, both per second of the last interval.
+
+    A step inserts a sample of each of the `agents`.
+    """
     made, target = snapshot.env_steps_per_second, snapshot.samples_per_insert_target
-    samples = made * snapshot.consumption_per_production or snapshot.consumed_samples_per_second
+    samples = snapshot.consumed_samples_per_second / agents
     used = samples / target if target else snapshot.received_steps_per_second
     rates = f"{made:,.0f} steps/s, used {used:,.0f} steps/s"
     if used <= 0:
