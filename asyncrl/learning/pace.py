@@ -1,37 +1,10 @@
-"""Counts that the balances of all disciplines have in common, and their statistics; see `balance.py`."""
+"""Counts that the balances of all disciplines have in common; see `balance.py`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from asyncrl.interfaces import Metrics
 
 UNLIMITED = 1 << 62
-
-
-@dataclass(frozen=True)
-class BalanceStatistics:
-    """State of a balance at one moment.
-
-    Attributes:
-        target: target of samples per insert; None if the pace is free.
-        achieved: samples per step inserted after `learning_starts`, or of several agents per step and agent; 0 before
-            the first.
-        inserted_steps, sampled: I and s.
-        cursor: production ahead of consumption in samples, equation (1); 0 if the pace is free.
-        error_samples: bound of the cursor in samples, see `balance.py`; 0 if the pace is free.
-        rows_ahead: M, maximum number of rows granted ahead per ring.
-        received_steps: steps received by the learner; equal to I for replay.
-        discipline: `replay`, or the discipline of segments or lockstep replay.
-    """
-
-    target: float | None = None
-    achieved: float = 0.0
-    inserted_steps: int = 0
-    sampled: int = 0
-    cursor: float = 0.0
-    error_samples: float = 0.0
-    rows_ahead: int = 0
-    received_steps: int = 0
-    discipline: str = "replay"
 
 
 class Pace:
@@ -42,8 +15,12 @@ class Pace:
         learning_starts: I0 in environment steps.
         max_env_steps: number of environment steps at which the run ends, or None.
         num_agents: samples that one environment step inserts; sigma is `samples_per_insert` times this.
+
+    Attributes:
+        discipline: `replay`, or the discipline of segments or lockstep replay.
     """
 
+    discipline: str = "replay"
     STATE: tuple[str, ...] = ("_inserted", "_sampled")
 
     def __init__(
@@ -87,13 +64,11 @@ class Pace:
         since_start = (self._inserted - self._start) * self._num_agents
         return self._sampled / since_start if since_start > 0 else 0.0
 
-    def statistics(self) -> BalanceStatistics:
-        """Present statistics, a frozen record."""
-        return BalanceStatistics(
-            target=self._target,
-            achieved=self.achieved,
-            inserted_steps=self._inserted,
-            sampled=self._sampled,
-            cursor=self.cursor,
-            received_steps=self._inserted,
-        )
+    def statistics(self) -> Metrics:
+        """Present numbers by public name."""
+        return {
+            "async/samples_per_insert": self.achieved,
+            "async/samples_per_insert_target": self._target,
+            "received_steps": self._inserted,
+            "consumed_samples": self._sampled,
+        }

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.config import EPISODE_WINDOW
+from asyncrl.interfaces import Metrics
 
 
 @dataclass
@@ -21,10 +22,12 @@ class EpisodeWindow:
             lockstep actors make equal numbers of steps, and the window must not depend on which actor is read first.
             False orders by arrival, since actors of relaxed runs make unequal numbers of steps.
         count: number of episodes so far.
+        agents: names of several agents of an environment, in the order of their streams; empty for one agent.
     """
 
     by_steps: bool = False
     count: int = 0
+    agents: tuple[str, ...] = ()
     _last: list[tuple[int, int, float, int, list[float]]] = field(default_factory=list)
     """Place in the order, actor, return, length, and the returns of several agents, of each episode; sorted."""
     _steps: dict[int, int] = field(default_factory=dict)
@@ -60,14 +63,15 @@ class EpisodeWindow:
         """Mean length of the window, None before the first episode."""
         return sum(entry[3] for entry in self._last) / len(self._last) if self._last else None
 
-    @property
-    def agent_return_means(self) -> list[float]:
-        """Mean return of each of several agents over the window; empty for one agent and before the first episode."""
-        return np.mean([entry[4] for entry in self._last], axis=0).tolist() if self._last else []
-
-    def statistics(self) -> dict[str, Any]:
-        """Number of episodes, and the means of the window, by the names of a snapshot."""
-        return {"episodes": self.count, "return_mean": self.return_mean, "length_mean": self.length_mean}
+    def statistics(self) -> Metrics:
+        """Number of episodes, and the means of the window, also that of each of several agents, by public name."""
+        means = np.mean([entry[4] for entry in self._last], axis=0).tolist() if self._last else []
+        return {
+            "episodes": self.count,
+            "rollout/ep_rew_mean": self.return_mean,
+            "rollout/ep_len_mean": self.length_mean,
+            **{f"rollout/ep_rew_mean/{name}": mean for name, mean in zip(self.agents, means, strict=False)},
+        }
 
     def state(self) -> dict[str, Any]:
         """State for `restore`, as arrays."""
