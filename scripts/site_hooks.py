@@ -1,8 +1,8 @@
 """Hooks of MkDocs: pages from files outside of docs/, links to them, equations as MathML.
 
-Tutorials are the notebooks, the examples are one page, and changelog and contributing guide are files of the root. A link
-in a page is relative to the page's own file, as on a code host; here it becomes a link of the site. Equations are `$...$`
-and blocks of `math`, as on a code host too; MathML needs no script.
+Tutorials are the notebooks, the examples are one page, and changelog and contributing guide are files of the root. A
+link in a page is relative to the page's own file, as on a code host; here it becomes a link of the site. Equations are
+`$...$` and blocks of `math`, as on a code host too; MathML needs no script.
 """
 
 from __future__ import annotations
