@@ -30,7 +30,11 @@ OF_THE_ROOT = {
     "CODE_OF_CONDUCT.md": "conduct.md",
 }
 """Files of the root that are pages, and their place in the site."""
-RANKS = {"algorithms/README": 1.0, "algorithms/": 0.4, "results": 0.3, "changelog": 0.2, "contributing": 0.3}
+RANKS = {
+    "algorithms/README": 1.0,
+    **dict.fromkeys(("algorithms/", "api/", "architecture", "examples", "tutorials/"), 0.4),
+    **dict.fromkeys(("changelog", "contributing", "results"), 0.2),
+}
 """Factors on the rank of a search's results by the beginning of a page's path: guides before tables and lists."""
 LINK = re.compile(r"(\[[^\]]*\])\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 MATH = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', flags=re.S)
