@@ -135,6 +135,7 @@ def mathml(tex: str, *, block: bool) -> str:
     made = convert(tex.strip(), display="block" if block else "inline")
     made = made.replace("<mi>&#x0007E;</mi>", "<mo>&#x0223C;</mo>")  # `\sim`, which it writes as a tilde
     made = made.replace("<mi>log</mi>", '<mi>log</mi><mspace width="0.167em" />')
+    made = re.sub(r'<mo>(\w{2,})</mo>(?=<mo stretchy="false">&#x00028;)', r'<mo rspace="0">\1</mo>', made)
     unknown = re.search(r"<mi>(\\\w+|&)</mi>", made)
     if unknown:
         raise ValueError(f"latex2mathml does not know {unknown[1]} in {tex!r}")
