@@ -28,7 +28,7 @@ class PolicyLagMeter(Histogram):
     STATE = (*Histogram.STATE, "_seen")
 
     def __init__(self, rings: Sequence[RingReader]) -> None:
-        super().__init__()
+        super().__init__("async/policy_lag")
         self._rings = tuple(rings)
         self._seen = np.zeros(len(self._rings), np.int64)
 

@@ -106,12 +106,12 @@ class ReplayLoop(UpdateLoop):
     @property
     def stored_steps(self) -> int:
         """See `UpdateLoop`."""
-        return self._replay.statistics().sampleable
+        return self._replay.stored_steps
 
     @property
     def discarded_steps(self) -> int:
         """See `UpdateLoop`."""
-        return self._replay.statistics().discarded_stale
+        return self._replay.discarded_steps
 
     def _give_up(self, index: int) -> None:
         self._replay.give_up(index)
