@@ -188,7 +188,7 @@ class OnPolicy(Recurrent):
         """
         if self.segment_length is not None:
             return self
-        streams = (self.segments_per_batch or config.actors) * config.envs_per_actor
+        streams = (self.segments_per_batch or config.actors) * config.envs_per_actor * spec.num_agents
         return dataclasses.replace(self, segment_length=max(SHORTEST, BATCH_STEPS // streams))
 
     @property
