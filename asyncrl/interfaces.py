@@ -194,6 +194,7 @@ class EnvSpec:
         observation_kind: what the array is; None in files written before it was recorded, whose bytes are all scaled
             like those of images.
         unread: parts of a structured observation that are text and were left out of `leaves`.
+        has_goal_reward: whether the environment has a method `compute_reward`; see `asyncrl.envs.goals`.
         agents: agents that share the policy, in the order of their streams: stream `e * N + n` is agent n of
             environment e. Empty for an environment of one agent. Observation and action are those of one agent.
     """
@@ -209,6 +210,7 @@ class EnvSpec:
     leaves: tuple[Leaf, ...] = ()
     unread: tuple[str, ...] = ()
     observation_kind: ObservationKind | None = None
+    has_goal_reward: bool = False
     agents: tuple[Agent, ...] = ()
 
     @property

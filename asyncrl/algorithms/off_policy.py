@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar, Literal, Self
 
 from asyncrl.acting.schedules import Rate, ramp, value_at
 from asyncrl.algorithms.action_spaces import check_action_space
 from asyncrl.algorithms.observing import Observing
+from asyncrl.config import TrainerConfig
+from asyncrl.envs.goals import GoalReward, goals_of, require_goals
 from asyncrl.interfaces import LONGEST_N_STEP, EnvSpec, FieldSpec
 from asyncrl.options import Coefficient, Count, Fraction, NotNegative, Positive, Range, Widths
 from asyncrl.protocols import UpdateLoopName
+
+SAMPLED_GOALS = 4
+"""Relabelled transitions per one with its own goal: the best of 2, 4, 8 and 16 in Andrychowicz et al., figure 6, or
+near it, and the default of Stable-Baselines3."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +64,15 @@ class OffPolicy(Observing):
 
     beta_end: Fraction = 1.0
     """Final exponent of the importance weights; linear over `total_steps`."""
+
+    n_sampled_goal: NotNegative | Literal["auto"] = "auto"
+    """Transitions with a goal achieved later (HER) per one with its own; auto: 4 if there are goals, else 0."""
+
+    goal_selection_strategy: Literal["future", "final"] = "future"
+    """Goal of a relabelled transition: future, one achieved later in its episode, or final, the last of them."""
+
+    goal_reward: GoalReward | None = field(default=None, metadata={"option": False})
+    """Function `(achieved, desired, info)` from batches of goals to rewards; none: the environment's compute_reward."""
 
     replay_capacity: Count = 100_000
     """Capacity of the replay in environment steps, over all actors."""
@@ -119,6 +134,10 @@ class OffPolicy(Observing):
                 "learning_rate_schedule must be constant where learning_rate is a function, got linear"
             )
         self._require_device_options()
+        if self.n_sampled_goal not in ("auto", 0) and self.update_loop == "sequences":
+            raise ValueError(
+                f"n_sampled_goal must be 0 for sequences, which have one goal, got {self.n_sampled_goal}"
+            )
         for name in ("learning_starts", "batch_size"):
             if (value := getattr(self, name)) > self.replay_capacity:
                 raise ValueError(
@@ -148,8 +167,22 @@ class OffPolicy(Observing):
         return self.n_step
 
     def check(self, spec: EnvSpec) -> None:
-        """Refuse action spaces that the algorithm does not support. Raises `SpacesDoNotFit` (ASYNC005)."""
+        """Refuse spaces that the algorithm and its options do not support. Raises `SpacesDoNotFit` (ASYNC005)."""
         check_action_space(self, spec)
+        if self.n_sampled_goal not in ("auto", 0):
+            require_goals(spec, self.goal_reward)
+
+    def for_run(self, config: TrainerConfig, spec: EnvSpec) -> Self:
+        """This record with a value for every option that is left to the run, so that its files show what was chosen.
+
+        Where observations hold goals, transitions are relabelled: the rewards of such environments are sparse, and
+        without it nothing is learned from them.
+        """
+        if self.n_sampled_goal != "auto":
+            return self
+        rewarded = self.goal_reward is not None or spec.has_goal_reward
+        relabelled = rewarded and goals_of(spec) is not None and self.update_loop == "replay"
+        return replace(self, n_sampled_goal=SAMPLED_GOALS if relabelled else 0)
 
     def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
         """No fields: a row needs only observation, action, reward and flags."""

@@ -62,8 +62,15 @@ def spec_of(name: str, env: Any) -> EnvSpec:
         leaves=getattr(env, "packed_leaves", ()),
         observation_kind=kind_of_observations(env),
         unread=getattr(env, "unread", ()),
+        has_goal_reward=has_method(env, "compute_reward"),
         agents=getattr(env, "agents_spec", ()),
     )
+
+
+def has_method(env: Any, name: str) -> bool:
+    """Whether an environment, or one inside of its wrappers, has a method of this name; False for a vector."""
+    has = getattr(env, "has_wrapper_attr", None)
+    return has is not None and has(name) and callable(env.get_wrapper_attr(name))
 
 
 def require_spaces(spec: EnvSpec, env: Any) -> None:

@@ -80,6 +80,33 @@ def goals_of(spec: EnvSpec) -> Goals | None:
     return Goals(leaf, achieved, desired, size, as_bytes) if alike else None
 
 
+def require_goals(spec: EnvSpec, function: GoalReward | None) -> None:
+    """Raise `SpacesDoNotFit` (ASYNC005) unless observations hold goals, and rewards can be computed for them."""
+    facts = {"observation": ", ".join(".".join(leaf.path) for leaf in spec.leaves) or spec.observation_shape}
+    if goals_of(spec) is None:
+        raise SpacesDoNotFit(
+            f"n_sampled_goal needs a Dict with {ACHIEVED} and {DESIRED} of one space, which {spec.name} does not have.",
+            facts=facts,
+            fix="set n_sampled_goal to auto, which relabels goals where there are some",
+        )
+    if function is None and not spec.has_goal_reward:
+        raise SpacesDoNotFit(
+            f"n_sampled_goal needs the rewards of other goals, and {spec.name} has no compute_reward.",
+            facts=facts,
+            fix="give it compute_reward(achieved_goal, desired_goal, info), or the algorithm a goal_reward",
+        )
+
+
+def goals_text(spec: EnvSpec, algorithm: Any) -> str:
+    """Sentence about the goals of a run; "" without goals, or for an algorithm that does not relabel any."""
+    count = getattr(algorithm, "n_sampled_goal", None)
+    if count is None or goals_of(spec) is None:
+        return ""
+    if count == 0:
+        return "goals are not relabelled (n_sampled_goal 0)"
+    return f"goals relabelled in hindsight: {count} {algorithm.goal_selection_strategy} per own goal"
+
+
 class GoalRewards:
     """Rewards of batches of goals, with the result of every call checked.
 
@@ -89,19 +116,22 @@ class GoalRewards:
         function: computes the rewards.
         env: environment to close with this object, or None.
 
+    Attributes:
+        goals: places of the goals.
+
     Raises:
         SpacesDoNotFit: the function does not return one reward for each of two goals (ASYNC005).
         EnvironmentRaised: it raised (ASYNC002).
     """
 
     def __init__(self, name: str, goals: Goals, function: GoalReward, env: Any = None) -> None:
-        self._name, self._goals, self._function, self._env = name, goals, function, env
+        self._name, self.goals, self._function, self._env = name, goals, function, env
         self(*np.zeros((2, 2, goals.row_bytes), np.uint8))
 
     def __call__(self, achieved: NDArray[np.uint8], desired: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Rewards float32 `[n]` of goals given by their bytes `[n, row_bytes]`."""
         count = achieved.shape[0]
-        goals = self._goals.arrays(achieved), self._goals.arrays(desired)
+        goals = self.goals.arrays(achieved), self.goals.arrays(desired)
         try:
             rewards = np.asarray(self._function(*goals, [{}] * count))
         except Exception as error:

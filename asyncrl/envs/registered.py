@@ -42,7 +42,11 @@ _LISTED = 5
 """Maximum number of names that an error lists."""
 MUJOCO_BELOW = "3.12"
 """First version of MuJoCo that gymnasium-robotics 1.4.2 does not work with; dm-control 1.0.44 is the last for it."""
-_OWN = {"asyncrl/Catch-v0": "asyncrl.envs.catch:Catch", "asyncrl/Recall-v0": "asyncrl.envs.recall:Recall"}
+_OWN = {
+    "asyncrl/BitFlip-v0": "asyncrl.envs.bit_flip:BitFlip",
+    "asyncrl/Catch-v0": "asyncrl.envs.catch:Catch",
+    "asyncrl/Recall-v0": "asyncrl.envs.recall:Recall",
+}
 
 
 def find(name: str, main_only: bool = False) -> GymnasiumSpec | Callable[..., Any]:

@@ -1,7 +1,8 @@
 """Sources of environments: id, gymnasium spec or factory, built in the process that steps the environment.
 
-`EnvSource` is created in the main process, which never builds an environment (and never imports gymnasium unless the
-user did). It is sent as bytes and built in processes forked for it.
+`EnvSource` is created in the main process, which builds no environment (and does not import gymnasium unless the user
+did), except for the rewards of relabelled goals (`asyncrl.envs.goals`). It is sent as bytes and built in processes
+forked for it.
 """
 
 from __future__ import annotations

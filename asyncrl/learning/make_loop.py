@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.config import TrainerConfig
+from asyncrl.envs.goals import GoalRewards
 from asyncrl.interfaces import Batch, EnvSpec, SequenceBatch
 from asyncrl.learning.lockstep_replay import LockstepReplayLoop
 from asyncrl.learning.mirror import ObservationMirror, make_mirror
@@ -24,6 +25,7 @@ from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
 from asyncrl.learning.segment_loop import SegmentLoop
 from asyncrl.learning.update_loop import UpdateLoop, no_steps
 from asyncrl.learning.weight_snapshots import WeightSnapshots
+from asyncrl.replay.hindsight import Hindsight
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.replay import PrioritizedReplay
@@ -47,6 +49,7 @@ def make_loop(
     max_env_steps: int | None = None,
     other_steps: Callable[[], int] = no_steps,
     dump_dir: Callable[[], Path | None] = lambda: None,
+    goal_rewards: GoalRewards | None = None,
 ) -> UpdateLoop:
     """Make the update loop that `algorithm.update_loop` names, over all rings.
 
@@ -62,6 +65,7 @@ def make_loop(
         max_env_steps: environment steps at which the run ends, or None.
         other_steps: returns the steps of other groups that count towards schedules; learner's thread.
         dump_dir: returns the directory for the batch of a diverged update, or None.
+        goal_rewards: rewards of goals, where the algorithm relabels them.
 
     Raises:
         ValueError: the pace would deadlock (see `Balance` and `SegmentBalance`).
@@ -80,14 +84,18 @@ def make_loop(
         kept, per_batch = algorithm.kept_segments
         past = PastSegments(kept, per_batch, algorithm.max_staleness, rng) if kept else None
         return SegmentLoop(algorithm, queue, core, mailbox, past=past, **common)
-    replay, batch = _replay_of(algorithm, spec, rings, rng)
+    replay, batch = _replay_of(algorithm, spec, rings, rng, goal_rewards)
     mirror = mirror_of(algorithm, spec, core, replay)
     loop = LockstepReplayLoop if algorithm.exact else RelaxedReplayLoop
     return loop(algorithm, replay, batch, core, mailbox, mirror=mirror, **common)
 
 
 def _replay_of(
-    algorithm: Any, spec: EnvSpec, rings: tuple[RingReader, ...], rng: np.random.Generator
+    algorithm: Any,
+    spec: EnvSpec,
+    rings: tuple[RingReader, ...],
+    rng: np.random.Generator,
+    goal_rewards: GoalRewards | None,
 ) -> tuple[RingReplay[Any], Batch | SequenceBatch]:
     """Replay of transitions or sequences, and a batch for what it samples."""
     priorities = PriorityRules(algorithm.alpha, uniform=not algorithm.prioritized)
@@ -98,12 +106,22 @@ def _replay_of(
             rings, shape=shape, priorities=priorities, frame_stack=algorithm.frame_stack, rng=rng
         )
         return replay, SequenceBatch.allocate(algorithm.batch_size, shape, seen, fields)
+    hindsight = None
+    if goal_rewards is not None:
+        hindsight = Hindsight(
+            goal_rewards,
+            n_sampled_goal=algorithm.n_sampled_goal,
+            strategy=algorithm.goal_selection_strategy,
+            n_step=algorithm.n_step,
+            gamma=algorithm.gamma,
+        )
     transitions = PrioritizedReplay(
         rings,
         n_step=algorithm.n_step,
         gamma=algorithm.gamma,
         priorities=priorities,
         frame_stack=algorithm.frame_stack,
+        hindsight=hindsight,
         rng=rng,
     )
     return transitions, Batch.allocate(algorithm.batch_size, seen, fields)

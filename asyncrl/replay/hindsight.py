@@ -11,8 +11,10 @@ An episode's last row is its RESET row, which has the true final observation. Th
 those that are published and ingested, and those of a life of an actor end where `incarnation` changes. A row that is
 sampled is not retired, so no later row of its episode is overwritten either.
 
-The rewards of all rows up to the bootstrap are computed for the new goal, so n-step returns are those of this goal.
-`discount` stays: whether an episode ended there is what the environment said, as in Stable-Baselines3. A priority
+The rewards of all rows up to the bootstrap are computed for the new goal, so n-step returns are those of this goal. A
+return ends where its goal was taken from, because the actions behind it were not made for a goal that is reached: with
+three steps and the rows behind included, DQN on `BitFlip` did not learn 8 bits at all. Whether an episode ended in a
+row stays what the environment said, as in Stable-Baselines3. A priority
 belongs to the row, and its last temporal-difference error may be of any goal.
 """
 
@@ -23,9 +25,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.envs.goals import GoalRewards, Goals
+from asyncrl.envs.goals import GoalRewards
 from asyncrl.interfaces import RESET, Batch
-from asyncrl.replay.handles import address_of, copy_bytes, int32s, uint8s
+from asyncrl.replay.gather import copy_stack, first_of_stack
+from asyncrl.replay.handles import address_of, copy_bytes, float32s, int32s, uint8s
 from asyncrl.replay.tables import (
     AFTER,
     AT,
@@ -37,6 +40,7 @@ from asyncrl.replay.tables import (
     OBS_BYTES,
     SEEN,
     STACK,
+    TO_DISCOUNT,
     TO_NEXT_OBS,
     TO_OBS,
     Numbers,
@@ -50,7 +54,6 @@ class Hindsight:
     """Relabelling of the goals of gathered batches; learner thread only.
 
     Args:
-        goals: places of the goals in a row.
         rewards: rewards of batches of goals.
         n_sampled_goal: relabelled transitions per transition with its own goal; above 0.
         strategy: which of the goals achieved later is taken.
@@ -60,7 +63,6 @@ class Hindsight:
 
     def __init__(
         self,
-        goals: Goals,
         rewards: GoalRewards,
         *,
         n_sampled_goal: int,
@@ -68,14 +70,14 @@ class Hindsight:
         n_step: int,
         gamma: float,
     ) -> None:
-        self._goals, self._rewards = goals, rewards
+        self._goals, self._rewards = rewards.goals, rewards
         self._share, self._final = n_sampled_goal / (n_sampled_goal + 1), strategy == "final"
-        self._n_step, self._discounts = n_step, gamma ** np.arange(n_step)
+        self._n_step, self._discounts = n_step, gamma ** np.arange(n_step + 1)
 
     def __call__(
         self, rings: Words, state: Words, batch: Batch, to: Words, work: Words, draws: Numbers
     ) -> None:
-        """Relabel a gathered batch in place: the desired goals of `obs` and `next_obs`, and `reward`.
+        """Relabel a gathered batch in place: desired goals, `reward`, and the bootstrap of returns that end earlier.
 
         Args:
             rings: table of the rings; see `tables.py`.
@@ -92,16 +94,15 @@ class Hindsight:
         words = np.array(
             [goals.achieved, goals.desired, goals.row_bytes, steps, address_of(desired), address_of(achieved)]
         )
-        count = relabel(
-            rings, state, batch.ids, to, work, draws, self._share, self._final, words, items, ahead
-        )
+        chosen = self._share, self._final, self._discounts
+        count = relabel(rings, state, batch.ids, to, work, draws, *chosen, words, items, ahead)
         if count == 0:
             return
         wanted = np.repeat(desired[:count], steps, axis=0)
         reached = achieved[:count].reshape(-1, goals.row_bytes)
         rewards = self._rewards(reached, wanted).reshape(count, steps)
         received = np.arange(steps) < ahead[:count, None]
-        batch.reward[items[:count]] = np.where(received, rewards * self._discounts, 0.0).sum(axis=1)
+        batch.reward[items[:count]] = np.where(received, rewards * self._discounts[:-1], 0.0).sum(axis=1)
 
 
 @inlined
@@ -120,6 +121,21 @@ def last_of_episode(
 
 
 @inlined
+def bootstrap_earlier(
+    rings: Words, state: Words, to: Words, item: int, here: int, stream: int, position: int
+) -> None:
+    """Write the observation of a row, or its stack, into an item's `next_obs`."""
+    slots, frames, row_bytes = state[NUM_SLOTS], state[STACK], state[OBS_BYTES]
+    flags, incarnation = (
+        uint8s(rings[here, FLAGS], slots * state[NUM_ENVS]),
+        int32s(rings[here, INCARNATION], slots),
+    )
+    oldest = first_of_stack(flags, incarnation, stream, position, frames)
+    address = to[TO_NEXT_OBS] + item * frames * row_bytes
+    copy_stack(address, rings[here, OBS], stream, position, oldest, frames, row_bytes, slots)
+
+
+@inlined
 def write_goal(state: Words, to: Words, item: int, goal: int, desired: int, width: int) -> None:
     """Copy a goal from the address `goal` into every frame of an item's `obs` and `next_obs`."""
     frames, row_bytes = state[STACK], state[OBS_BYTES]
@@ -130,7 +146,7 @@ def write_goal(state: Words, to: Words, item: int, goal: int, desired: int, widt
 
 @kernel(
     "int64(int64[:,::1], int64[::1], int64[::1], int64[::1], int64[:,::1], float64[::1], float64, boolean, "
-    "int64[::1], int64[::1], int64[::1])",
+    "float64[::1], int64[::1], int64[::1], int64[::1])",
     cold=True,
 )
 def relabel(
@@ -142,6 +158,7 @@ def relabel(
     draws: Numbers,
     share: float,
     final: bool,
+    discounts: Numbers,
     words: Words,
     items: Words,
     ahead: Words,
@@ -157,6 +174,7 @@ def relabel(
         draws: `[B]`; below `share` it is uniform in [0, share), and so chooses the row too.
         share: probability that an item is relabelled.
         final: whether the goal is that of the episode's last row.
+        discounts: `[n_step + 1]`, powers of the discount.
         words: `Goals.achieved`, `Goals.desired`, bytes of a goal, n_step, and the addresses of two arrays of bytes,
             filled from the start: `[n, bytes]` with the new goals, and `[n, n_step, bytes]` with the goals that each
             step achieved, of which the last is repeated.
@@ -179,9 +197,13 @@ def relabel(
             chosen = min(position + 1 + int(draws[i] / share * (last - position)), last)
         goal_of = rings[here, OBS] + achieved
         goal = goal_of + (stream + (chosen & (slots - 1))) * row_bytes
-        write_goal(state, to, i, goal, desired, width)
         copy_bytes(new_goals + count * width, goal, width)
         items[count], ahead[count] = i, (work[AFTER, i] - work[AT, i]) & (slots - 1)
+        if chosen - position < ahead[count]:
+            ahead[count] = chosen - position
+            bootstrap_earlier(rings, state, to, i, here, stream, chosen)
+            float32s(to[TO_DISCOUNT], ids.shape[0])[i] = discounts[ahead[count]]
+        write_goal(state, to, i, goal, desired, width)
         for step in range(steps):
             row = position + min(step + 1, ahead[count])
             of = goal_of + (stream + (row & (slots - 1))) * row_bytes

@@ -48,6 +48,7 @@ from asyncrl.actors.processes import require_processes
 from asyncrl.actors.statistics import over_actors
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import pack_policy
+from asyncrl.envs.goals import GoalRewards, goal_rewards, goals_text
 from asyncrl.envs.observations import unread_text
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import (
@@ -403,7 +404,8 @@ class Run:
             tasks.create_task(self.pool.start(), name="start-actors")
             make = partial(make_updater, algorithm, spec, device, core_seed, first)
             core = tasks.create_task(self.thread.call(make), name="make-network")
-        self._make_learner(core.result())
+            rewarded = tasks.create_task(self._rewards_of_goals(stack), name="rewards-of-goals")
+        self._make_learner(core.result(), rewarded.result())
         self._make_saver()
         stack.push_async_callback(self.learner.close)
         await self.saver.look_at_disk(layout.nbytes() * config.actors)
@@ -471,7 +473,16 @@ class Run:
         if self.built:
             self.learner.data_arrived()
 
-    def _make_learner(self, core: Updater) -> None:
+    async def _rewards_of_goals(self, stack: contextlib.AsyncExitStack) -> GoalRewards | None:
+        """Rewards of other goals on the learner's thread, where the algorithm relabels goals."""
+        if not getattr(self.algorithm, "n_sampled_goal", 0):
+            return None
+        function = getattr(self.algorithm, "goal_reward", None)
+        rewards = await self.thread.call(partial(goal_rewards, self.source, self.spec, function))
+        stack.callback(rewards.close)
+        return rewards
+
+    def _make_learner(self, core: Updater, rewards: GoalRewards | None) -> None:
         """Make the learner over all rings, and the schedule of its evaluations."""
         config, algorithm, clock = self.config, self.algorithm, self.clock
         snapshots = WeightSnapshots(config.eval_interval_steps, arrived=self._copy_arrived)
@@ -487,6 +498,7 @@ class Run:
             max_env_steps=config.total_steps if self.group is None else self.group.max_env_steps,
             other_steps=no_steps if self.group is None else self.group.scheduled_elsewhere,
             dump_dir=lambda: self.directory.current,
+            goal_rewards=rewards,
         )
         self.learner = Learner(loop, self.doorbell, self.thread, config.burst_seconds, snapshots)
         self.schedule = EvaluationSchedule(
@@ -602,6 +614,7 @@ class Run:
                 "actors": actors,
                 "discipline": self.learner.discipline,
                 "network": network_text(self.policy),
+                "goals": goals_text(self.spec, self.algorithm),
                 "evaluation": self.schedule.last,
                 "evaluations": self.schedule.evaluations,
                 "best_evaluation": self.schedule.best,

@@ -133,11 +133,9 @@ class RunConsole:
             self._titled = True
             page = [f"page {plain(self.url)}"] if self.url else []
             page += [TOKEN_IS_READABLE] if self.url and is_readable_by_others(self._stream) else []
-            network = [plain(snapshot.network)] if snapshot.network else []
+            chosen = [plain(text) for text in (snapshot.network, snapshot.goals) if text]
             limit = [f"no limit: goes on {UNLIMITED}"] if progress_text(snapshot) == UNLIMITED else []
-            self._stream.writelines(
-                f"{line}\n" for line in [readout(snapshot).title, *page, *network, *limit]
-            )
+            self._stream.writelines(f"{line}\n" for line in [readout(snapshot).title, *page, *chosen, *limit])
         self._stream.write(readout(snapshot).line() + "\n")
         self._stream.flush()
 

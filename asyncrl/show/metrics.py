@@ -201,7 +201,8 @@ class Snapshot:
     `snapshot.policy_lag_mean`. A histogram's parts are attributes too: `policy_lag_edges`, `_counts` and `_sum`.
 
     Attributes:
-        algo, env, seed, network: of the run; `network` is the chosen convolutional network, "" for none.
+        algo, env, seed, network, goals: of the run; `network` is the chosen convolutional network and `goals` how goals
+            are relabelled, each "" for none.
         state: `"starting"`, `"training"`, `"evaluating"`, `"stopping"`, `"stopped"` or `"failed"`.
         total_steps, target_return, target_training_return, max_seconds: the stopping rules, None if not set;
             target_training_return applies to `return_mean`, target_return to a greedy evaluation.
@@ -234,6 +235,7 @@ class Snapshot:
     evaluations: tuple[EvaluationResult, ...] = ()
     discipline: str = ""
     network: str = ""
+    goals: str = ""
     actors: tuple[ActorStatistics, ...] = ()
     groups: tuple[GroupStatistics, ...] = ()
     stop_reason: str | None = None

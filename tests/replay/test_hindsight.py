@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from oracles import slow_stack
 from replay_rig import Rig, check_against_twin, copy_of, interpret, random_operation, rig
 
 from asyncrl.envs.goals import GoalRewards, Goals, goals_of
 from asyncrl.errors import EnvironmentRaised, SpacesDoNotFit
-from asyncrl.interfaces import RESET, Batch, DiscreteAction, EnvSpec, Leaf
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Batch, DiscreteAction, EnvSpec, Leaf
 from asyncrl.replay import gather, hindsight, tables
 from asyncrl.replay.hindsight import Hindsight
 
@@ -50,7 +51,7 @@ def distance(achieved: NDArray[Any], desired: NDArray[Any], info: Any) -> NDArra
 
 
 def slow_relabelled(r: Rig, goals: Goals, key: Any, draw: float, share: float, strategy: str) -> Any:
-    """(goal, reward) of an item, or None if it keeps its own; from the definition, in whole rows."""
+    """(goal, reward, discount, stack of the bootstrap) of an item, or None if it keeps its goal."""
     if draw >= share:
         return None
     ring, position, env = key
@@ -63,23 +64,23 @@ def slow_relabelled(r: Rig, goals: Goals, key: Any, draw: float, share: float, s
         if rows[at].flags[env] & RESET:
             break
 
-    def goal(row: Any, start: int) -> NDArray[Any]:
-        of = row.obs[env].view(np.uint8)[start : start + goals.row_bytes]
+    def achieved(row: Any) -> NDArray[Any]:
+        of = row.obs[env].view(np.uint8)[goals.achieved : goals.achieved + goals.row_bytes]
         return np.asarray(goals.arrays(of[None])[0])
 
-    chosen = later[-1] if strategy == "final" else later[int(draw / share * len(later))]
-    wanted, total = goal(chosen, goals.achieved), 0.0
+    index = len(later) - 1 if strategy == "final" else int(draw / share * len(later))
+    wanted, total, discount, bootstrap = achieved(later[index]), 0.0, 1.0, position
     for k in range(twin.n_step):
         row = rows[position + k]
         if rows[position + k + 1].incarnation != row.incarnation:
             break
-        total += (
-            twin.gamma**k
-            * distance(goal(rows[position + k + 1], goals.achieved)[None], wanted[None], [{}])[0]
-        )
-        if row.flags[env] & 3:
+        reached = achieved(rows[position + k + 1])
+        total += twin.gamma**k * distance(reached[None], wanted[None], [{}])[0]
+        bootstrap = position + k + 1
+        discount = 0.0 if row.flags[env] & TERMINATED else twin.gamma ** (k + 1)
+        if row.flags[env] & (TERMINATED | TRUNCATED) or k == index:
             break
-    return wanted, total
+    return wanted, total, discount, slow_stack(rows, bootstrap, env, twin.frame_stack)
 
 
 @contextmanager
@@ -95,7 +96,6 @@ def goal_rig(
     goals = goals_of(spec)
     assert goals is not None
     relabelled = Hindsight(
-        goals,
         GoalRewards(spec.name, goals, distance),
         n_sampled_goal=n_sampled_goal,
         strategy=strategy,
@@ -116,10 +116,14 @@ def check_relabelled(r: Rig, batch: Batch, goals: Goals, strategy: str, share: f
     relabelled = 0
     for i, key in enumerate(keys):
         wanted = r.twin.transition(key)
-        reward = wanted.reward
+        reward, discount = wanted.reward, wanted.discount
         if (new := slow_relabelled(r, goals, key, draws[i], share, strategy)) is not None:
             relabelled += 1
-            goal, reward = new
+            goal, reward, discount, stack = new
+            wanted.obs, wanted.next_obs = (
+                wanted.obs.copy(),
+                stack if r.twin.frame_stack > 1 else stack[0].copy(),
+            )
             for obs in (wanted.obs, wanted.next_obs):
                 frames = obs.reshape(-1, obs.shape[-1]).view(np.uint8)
                 for frame in frames:
@@ -128,14 +132,20 @@ def check_relabelled(r: Rig, batch: Batch, goals: Goals, strategy: str, share: f
         np.testing.assert_array_equal(batch.next_obs[i], wanted.next_obs)
         np.testing.assert_array_equal(batch.action[i], wanted.action)
         assert batch.reward[i] == np.float32(reward)
-        assert batch.discount[i] == np.float32(wanted.discount)
+        assert batch.discount[i] == np.float32(discount)
     return relabelled
 
 
 @pytest.mark.parametrize("strategy", ["future", "final"])
 @pytest.mark.parametrize(
     ("spec", "rings", "envs", "slots", "n_step", "frames"),
-    [(VALUES, 1, 1, 16, 1, 1), (VALUES, 3, 4, 32, 1, 1), (BYTES, 2, 3, 16, 1, 2), (VALUES, 2, 2, 64, 3, 1)],
+    [
+        (VALUES, 1, 1, 16, 1, 1),
+        (VALUES, 3, 4, 32, 1, 1),
+        (BYTES, 2, 3, 16, 1, 2),
+        (VALUES, 2, 2, 64, 3, 1),
+        (BYTES, 1, 2, 32, 3, 2),
+    ],
 )
 def test_random_operations_agree_with_the_twin(
     monkeypatch: pytest.MonkeyPatch,
