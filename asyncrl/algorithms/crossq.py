@@ -75,7 +75,10 @@ class CrossQ(MaximumEntropy):
         from asyncrl.algorithms.crossq_update import CrossQUpdate
 
         return CrossQUpdate(
-            *(self, spec, device, seed),
+            self,
+            spec,
+            device,
+            seed,
             momentum=self.norm_momentum,
             renorm_warmup=self.renorm_warmup,
             beta1=self.adam_beta1,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from asyncrl.algorithms.continuous import ActorLoss, CriticLoss
 from asyncrl.algorithms.continuous_update import Learned
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy, temperature_gradient
 from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyBuffers, MaximumEntropyUpdate
@@ -94,7 +94,7 @@ class CrossQUpdate(MaximumEntropyUpdate):
     actor and critics, and is published unchanged.
 
     Args:
-        config, spec, device, seed, options: see `MaximumEntropyUpdate`.
+        config, spec, device, seed, critic_loss, actor_loss: see `MaximumEntropyUpdate`.
         momentum: fraction of the running statistics kept by an update.
         renorm_warmup: updates before batch renormalisation begins; None never begins it.
         beta1: decay rate of Adam's first moment.
@@ -110,34 +110,39 @@ class CrossQUpdate(MaximumEntropyUpdate):
         device: str = "cpu",
         seed: int = 0,
         *,
+        critic_loss: Callable[[Tensor, Tensor, Tensor, Tensor, StagedBatch], CriticLoss],
+        actor_loss: Callable[[Tensor, Tensor, Tensor], ActorLoss],
         momentum: float,
         renorm_warmup: int | None,
         beta1: float,
-        **options: Any,
     ) -> None:
         actor, critic = (
             partial(normalised_mlp, hidden=hidden, momentum=momentum)
             for hidden in (config.hidden_sizes, config.critic_hidden_sizes or config.hidden_sizes)
         )
-        self._renorm_warmup, self._beta1 = renorm_warmup, beta1
+        self._renorm_warmup = renorm_warmup
         own = config.network_for(spec)
-        networks = (actor, critic) if own is None else (own, own)
-        super().__init__(config, spec, device, seed, has_targets=False, networks=networks, **options)
+        super().__init__(
+            config,
+            spec,
+            device,
+            seed,
+            critic_loss=critic_loss,
+            actor_loss=actor_loss,
+            has_targets=False,
+            networks=(actor, critic) if own is None else (own, own),
+            beta1=beta1,
+        )
         self.evaluated_policy = self.policy.on(self.policy.flat)
         self.evaluated_critics = self.critics.on(self.critics.flat)
+        trained = [*self.policy.modules, *self.critics.modules]
         self._norms = [
-            layer
-            for network in (self.policy, self.critics)
-            for module in network.modules
-            for layer in module.modules()
-            if isinstance(layer, BatchRenorm)
+            layer for module in trained for layer in module.modules() if isinstance(layer, BatchRenorm)
         ]
-        for network, training in (
-            *((self.policy, True), (self.critics, True)),
-            *((self.evaluated_policy, False), (self.evaluated_critics, False)),
-        ):
-            for module in network.modules:
-                module.train(training)
+        for module in trained:
+            module.train()
+        for module in (*self.evaluated_policy.modules, *self.evaluated_critics.modules):
+            module.eval()
 
     def _make_buffers(self, batch: StagedBatch) -> CrossQBuffers:
         return CrossQBuffers(batch, self)

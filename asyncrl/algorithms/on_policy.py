@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
+from asyncrl.acting.images import NetworkName
+from asyncrl.acting.layouts import NetworkFactory
 from asyncrl.acting.schedules import Rate, linear, value_at
 from asyncrl.algorithms.action_spaces import check_action_space
-from asyncrl.algorithms.observing import Recurrent
+from asyncrl.algorithms.hyperparameters import Hyperparameters
 from asyncrl.config import TrainerConfig
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
-from asyncrl.options import Coefficient, Count, Finite, Fraction, NotNegative, Positive, Widths
+from asyncrl.options import Coefficient, Count, Finite, Fraction, NotNegative, Positive, Range, Widths
 from asyncrl.protocols import UpdateLoopName
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from asyncrl.acting.recurrent import Cell
     from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy
     from asyncrl.algorithms.minibatch import Minibatch, Part
     from asyncrl.algorithms.on_policy_kernel import Outputs
@@ -53,15 +56,33 @@ class ActorCriticLoss(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicy(Recurrent):
+class OnPolicy(Hyperparameters):
     """Options common to all algorithms that learn from segments; their records extend this one."""
 
-    name: ClassVar[str]
     update_loop: ClassVar[UpdateLoopName] = "segments"
     action_kinds: ClassVar[tuple[type, ...]] = (DiscreteAction, MultiDiscreteAction, BoxAction)
     needs_bounds: ClassVar[bool] = False
     rollout_columns: ClassVar[tuple[str, ...]] = ()
     """Names of the rollout's columns, which `prepare` fills."""
+
+    frame_stack: Annotated[int, Range(at_least=1, at_most=64)] = 1
+    """Number of consecutive observations that the policy sees; an episode's first one is repeated."""
+
+    network: NetworkName | tuple[int, ...] | NetworkFactory | None = field(
+        default="auto", metadata={"type": NetworkName}
+    )
+    """Network: auto (a convolutional one for images, else a perceptron), mlp, small, nature or impala."""
+    # In Python also a tuple, which sets `hidden_sizes`, or a function `network(inputs, outputs)` that makes each of the
+    # algorithm's networks, a `torch.nn.Module` over flat rows; a parameter `observation_shape` is filled in.
+
+    inference: Literal["actor", "server"] = "actor"
+    """Place of the policy network: in every actor, or once for all, on the learner's device."""
+
+    recurrent: Literal["none", "gru", "lstm"] = "none"
+    """Recurrent cell between hidden layers and outputs: none, gru or lstm; its state is reset at episode starts."""
+
+    recurrent_size: Count = 64
+    """Outputs of the recurrent cell."""
 
     learning_rate: Rate = 1e-3
     """Learning rate of Adam; the initial one with a schedule. In Python also a function of progress."""
@@ -154,6 +175,13 @@ class OnPolicy(Recurrent):
     def exact(self) -> bool:
         """Whether the numbers of a run do not depend on timing: every discipline but the relaxed one."""
         return self.discipline != "relaxed"
+
+    @property
+    def cell(self) -> Cell | None:
+        """Kind and size of the recurrent cell; None without one."""
+        from asyncrl.acting.recurrent import Cell
+
+        return None if self.recurrent == "none" else Cell(self.recurrent, self.recurrent_size)
 
     @property
     def kept_segments(self) -> tuple[int, int]:

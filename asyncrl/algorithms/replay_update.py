@@ -74,8 +74,16 @@ class ReplayUpdate(Stateful, ABC):
         """Loss, action values and gradient norm of the last update; None before the first."""
 
     def _staged(self, size: int) -> Any:
-        options = self._scaling, self.config.reward_scale, self.bounds, self.statistics
-        return StagedBatch(size, self.spec, self.device, *options)
+        """Make an empty batch of `size` on the device."""
+        return StagedBatch(
+            size,
+            self.spec,
+            self.device,
+            scaling=self._scaling,
+            reward_scale=self.config.reward_scale,
+            bounds=self.bounds,
+            statistics=self.statistics,
+        )
 
     def update(self, batch: Batch | SequenceBatch) -> UpdateResult:
         """Make one gradient step; the result holds new priorities if `prioritized`. Keeps no reference to `batch`."""

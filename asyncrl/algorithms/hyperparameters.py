@@ -1,43 +1,49 @@
-"""Options of all algorithms that define the networks and their inputs, and those of recurrent policies."""
+"""Base of the records of all algorithms: presets, checks of the options, and the network for an environment."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from asyncrl.acting.images import NetworkName, choose_network, with_shape
 from asyncrl.acting.layouts import NetworkFactory
-from asyncrl.algorithms.preset_files import WithPresets
+from asyncrl.algorithms.other_names import unknown_option
+from asyncrl.algorithms.preset_files import load_presets
 from asyncrl.interfaces import EnvSpec
-from asyncrl.options import Count, Range, check_options
-
-if TYPE_CHECKING:
-    from asyncrl.acting.recurrent import Cell
+from asyncrl.options import check_options
 
 
-@dataclass(frozen=True, kw_only=True)
-class Observing(WithPresets):
-    """Options of observations and networks, common to all algorithms, whose records extend this one.
+class Hyperparameters:
+    """Base of the records of all algorithms, which are frozen dataclasses.
+
+    It has no options of its own. `OffPolicy` and `OnPolicy` list those of their algorithms, among them the three below.
 
     Raises:
         ValueError: an option, also one of a subclass, has the wrong type or is outside its range; the text begins with
             the option's name.
     """
 
+    name: ClassVar[str]
     takes_images: ClassVar[bool] = True
 
-    frame_stack: Annotated[int, Range(at_least=1, at_most=64)] = 1
-    """Number of consecutive observations that the policy sees; an episode's first one is repeated."""
+    frame_stack: int
+    network: NetworkName | tuple[int, ...] | NetworkFactory | None
+    inference: Literal["actor", "server"]
 
-    network: NetworkName | tuple[int, ...] | NetworkFactory | None = field(
-        default="auto", metadata={"type": NetworkName}
-    )
-    """Network: auto (a convolutional one for images, else a perceptron), mlp, small, nature or impala."""
-    # In Python also a tuple, which sets `hidden_sizes`, or a function `network(inputs, outputs)` that makes each of the
-    # algorithm's networks, a `torch.nn.Module` over flat rows; a parameter `observation_shape` is filled in.
+    def __new__(cls, *values: object, **options: object) -> Self:
+        """Raise TypeError for an unknown option, or a value without a name.
 
-    inference: Literal["actor", "server"] = "actor"
-    """Place of the policy network: in every actor, or once for all, on the learner's device."""
+        The message translates names of other libraries to ours, and `PPO("MlpPolicy", env)` of Stable-Baselines3.
+        """
+        known = cls.__dict__.get("__dataclass_fields__", {})
+        if values and known and all(field.kw_only for field in known.values() if field.init):
+            raise TypeError(
+                f"{cls.__name__} takes options by name only, got {str(values[0])[:60]!r}; the environment is Trainer's "
+                f'and decides the network: Trainer("CartPole-v1", {cls.__name__}()).learn(total_steps=...)'
+            )
+        for name in options:
+            if known and name not in known:
+                raise TypeError(unknown_option(name, known, cls.__name__))
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if self.network is None:
@@ -60,6 +66,27 @@ class Observing(WithPresets):
             raise ValueError(
                 "inference must be actor where recurrent is set, got server: actors keep the state"
             )
+
+    @classmethod
+    def preset(cls, env_name: str, **overrides: Any) -> Self:
+        """Record with the preset of an environment's id (defaults without one) and `overrides` applied.
+
+        With a network of one's own the preset's heads (`dueling`, `noisy`) are left out, with a learning rate that is a
+        function the preset's schedule.
+        """
+        preset = load_presets(cls.name).get(env_name)
+        tuned = dict(preset.algorithm) if preset else {}
+        if callable(overrides.get("network")):
+            tuned = {name: value for name, value in tuned.items() if name not in ("dueling", "noisy")}
+        if callable(overrides.get("learning_rate")):
+            tuned.pop("learning_rate_schedule", None)
+        return cls(**{**tuned, **overrides})
+
+    @classmethod
+    def preset_options(cls, env_name: str) -> dict[str, Any]:
+        """Options of the run that belong to the preset, as a new dict."""
+        preset = load_presets(cls.name).get(env_name)
+        return dict(preset.run) if preset else {}
 
     @property
     def own_network(self) -> NetworkFactory | None:
@@ -89,21 +116,3 @@ class Observing(WithPresets):
             return made  # type: ignore[no-any-return]
         assert isinstance(network, str)
         return choose_network(network, seen, value_outputs, noisy_sigma)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recurrent(Observing):
-    """Options of a policy's recurrent cell."""
-
-    recurrent: Literal["none", "gru", "lstm"] = "none"
-    """Recurrent cell between hidden layers and outputs: none, gru or lstm; its state is reset at episode starts."""
-
-    recurrent_size: Count = 64
-    """Outputs of the recurrent cell."""
-
-    @property
-    def cell(self) -> Cell | None:
-        """Kind and size of the cell; None without one."""
-        from asyncrl.acting.recurrent import Cell
-
-        return None if self.recurrent == "none" else Cell(self.recurrent, self.recurrent_size)
