@@ -261,7 +261,7 @@ class ContinuousUpdate(ReplayUpdate):
             return values
         return {**values, "train/actor_loss": actor_loss}
 
-    def _last(self) -> tuple[float, Tensor, float] | None:
+    def _last_update(self) -> tuple[float, Tensor, float] | None:
         if self._learned is None:
             return None
         moved = ("all", "critics", *(("policy", "temperature") if self._acting else ()))

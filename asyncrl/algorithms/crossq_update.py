@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from asyncrl.algorithms.continuous import ActorLoss, CriticLoss
 from asyncrl.algorithms.continuous_update import Learned
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy, temperature_gradient
 from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyBuffers, MaximumEntropyUpdate
+from asyncrl.algorithms.sac import actor_loss, critic_loss
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.interfaces import EnvSpec
 from asyncrl.networks.mlp import FlatMLP
@@ -94,7 +94,7 @@ class CrossQUpdate(MaximumEntropyUpdate):
     actor and critics, and is published unchanged.
 
     Args:
-        config, spec, device, seed, critic_loss, actor_loss: see `MaximumEntropyUpdate`.
+        config, spec, device, seed: see `MaximumEntropyUpdate`. The losses are SAC's.
         momentum: fraction of the running statistics kept by an update.
         renorm_warmup: updates before batch renormalisation begins; None never begins it.
         beta1: decay rate of Adam's first moment.
@@ -110,8 +110,6 @@ class CrossQUpdate(MaximumEntropyUpdate):
         device: str = "cpu",
         seed: int = 0,
         *,
-        critic_loss: Callable[[Tensor, Tensor, Tensor, Tensor, StagedBatch], CriticLoss],
-        actor_loss: Callable[[Tensor, Tensor, Tensor], ActorLoss],
         momentum: float,
         renorm_warmup: int | None,
         beta1: float,

@@ -47,8 +47,15 @@ class R2D2Update(QLearningUpdate):
         self._shape = shape
 
     def _staged(self, size: int) -> StagedSequences:
-        options = self.config.reward_scale, self.bounds, self.statistics
-        return StagedSequences(size, self._shape, self.spec, self.device, *options)
+        return StagedSequences(
+            size,
+            self._shape,
+            self.spec,
+            self.device,
+            reward_scale=self.config.reward_scale,
+            bounds=self.bounds,
+            statistics=self.statistics,
+        )
 
     def _make_buffers(self, batch: Any) -> Any:
         online = SequencePass(_module_of(self._online), batch, self._gradient, self.precision)
@@ -226,8 +233,8 @@ class SequenceBuffers:
         length = batch.action.shape[0] // batch.size
         out = online.unflatten(0, (batch.size, -1))[:, :length].flatten(0, 1)
         next_out = self.target.output.index_select(0, batch.bootstrap)
-        chooser = online.index_select(0, batch.bootstrap) if self._double else next_out
-        return out, next_out, chooser, batch
+        selector = online.index_select(0, batch.bootstrap) if self._double else next_out
+        return out, next_out, selector, batch
 
 
 def _module_of(network: Network) -> RecurrentModule:

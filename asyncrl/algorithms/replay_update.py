@@ -70,7 +70,7 @@ class ReplayUpdate(Stateful, ABC):
         """Make one gradient step on the staged batch; return the priorities `[B, 1]` if `prioritized`."""
 
     @abstractmethod
-    def _last(self) -> tuple[float, Tensor, float] | None:
+    def _last_update(self) -> tuple[float, Tensor, float] | None:
         """Loss, action values and gradient norm of the last update; None before the first."""
 
     def _staged(self, size: int) -> Any:
@@ -139,7 +139,7 @@ class ReplayUpdate(Stateful, ABC):
         first update, only the learning rate.
         """
         rate = self.config.learning_rate_at(max(self._updates - 1, 0), self._progress)
-        last = self._last()
+        last = self._last_update()
         if last is None:
             return {"train/learning_rate": rate}
         loss, q, norm = last

@@ -167,8 +167,8 @@ def test_the_loss_is_computed_in_float32_whatever_the_precision_of_products() ->
     core = config.make_updater(SPEC, "cpu", 0)
     core.update(filled_batch(config, SPEC, 0, size=5))
     assert core._buffers is not None
-    out, next_out, chooser, _ = core._buffers.loss_arguments()
-    assert {out.dtype, next_out.dtype, chooser.dtype, core._buffers.grad.dtype} == {torch.float32}
+    out, next_out, selector, _ = core._buffers.loss_arguments()
+    assert {out.dtype, next_out.dtype, selector.dtype, core._buffers.grad.dtype} == {torch.float32}
 
 
 def test_adam_steps_and_the_target_follows() -> None:
