@@ -27,7 +27,7 @@ from harness import Report, markdown
 import asyncrl
 from asyncrl import interfaces
 from asyncrl.algorithms import maximum_entropy_update as entropy
-from asyncrl.algorithms.minibatch import Minibatch
+from asyncrl.algorithms.rollout import Minibatch
 from asyncrl.networks.gradients import vector_jacobian_product
 
 CASES = tuple(ROWS)

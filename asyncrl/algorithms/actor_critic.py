@@ -95,9 +95,8 @@ class ActorCritic(Stateful):
     ) -> tuple[Architecture, Architecture]:
         """Architectures of policy and value network."""
         hidden = layout.hidden if value_hidden is None else value_hidden
-        shared = None, layout.activation, layout.network
-        policy = Architecture(layout.sizes, *shared, seed)
-        return policy, Architecture((layout.inputs, *hidden, 1), *shared, seed + 1)
+        make = partial(Architecture, activation=layout.activation, network=layout.network)
+        return make(layout.sizes, seed=seed), make((layout.inputs, *hidden, 1), seed=seed + 1)
 
     @property
     def grad_norm(self) -> Tensor | None:

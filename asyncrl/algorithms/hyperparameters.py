@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from asyncrl.acting.images import NetworkName, choose_network, with_shape
 from asyncrl.acting.layouts import NetworkFactory
+from asyncrl.acting.schedules import Rate
 from asyncrl.algorithms.other_names import unknown_option
 from asyncrl.algorithms.preset_files import load_presets
 from asyncrl.interfaces import EnvSpec
@@ -15,7 +16,7 @@ from asyncrl.options import check_options
 class Hyperparameters:
     """Base of the records of all algorithms, which are frozen dataclasses.
 
-    It has no options of its own. `OffPolicy` and `OnPolicy` list those of their algorithms, among them the three below.
+    It has no options of its own. `OffPolicy` and `OnPolicy` list those of their algorithms, among them the ones below.
 
     Raises:
         ValueError: an option, also one of a subclass, has the wrong type or is outside its range; the text begins with
@@ -25,6 +26,9 @@ class Hyperparameters:
     name: ClassVar[str]
     takes_images: ClassVar[bool] = True
 
+    learning_rate: Rate
+    learning_rate_schedule: str
+    discipline: str
     frame_stack: int
     network: NetworkName | tuple[int, ...] | NetworkFactory | None
     inference: Literal["actor", "server"]
@@ -52,6 +56,10 @@ class Hyperparameters:
             object.__setattr__(self, "hidden_sizes", tuple(self.network))
             object.__setattr__(self, "network", "mlp")
         check_options(self, keep=("network",) if callable(self.network) else ())
+        if callable(self.learning_rate) and self.learning_rate_schedule != "constant":
+            raise ValueError(
+                "learning_rate_schedule must be constant where learning_rate is a function, got linear"
+            )
         self._require_servable()
 
     def _require_servable(self) -> None:
@@ -87,6 +95,11 @@ class Hyperparameters:
         """Options of the run that belong to the preset, as a new dict."""
         preset = load_presets(cls.name).get(env_name)
         return dict(preset.run) if preset else {}
+
+    @property
+    def exact(self) -> bool:
+        """Whether the numbers of a run do not depend on timing: every discipline but the relaxed one."""
+        return self.discipline != "relaxed"
 
     @property
     def own_network(self) -> NetworkFactory | None:

@@ -27,9 +27,8 @@ from asyncrl.protocols import SegmentUpdater
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from asyncrl.algorithms.minibatch import Minibatch, Part
     from asyncrl.algorithms.on_policy_kernel import Outputs
-    from asyncrl.algorithms.rollout import Rollout
+    from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
 
 
 def impala_loss(
@@ -136,7 +135,7 @@ class IMPALA(OnPolicy):
 
     def divide(self, rollout: Rollout, seed: Sequence[int]) -> list[Part]:
         """Divide the streams into minibatches: rows of G whole streams, then the observations after their ends."""
-        from asyncrl.algorithms.minibatch import parts_of_streams
+        from asyncrl.algorithms.rollout import parts_of_streams
 
         streams = rollout.shape[0]
         if self.minibatches == 1 or streams == 1:

@@ -127,10 +127,6 @@ class OffPolicy(Hyperparameters):
         super().__post_init__()
         if self.discipline == "lockstep" and self.samples_per_insert is None:
             raise ValueError("samples_per_insert must be a number with discipline='lockstep', got None")
-        if callable(self.learning_rate) and self.learning_rate_schedule != "constant":
-            raise ValueError(
-                "learning_rate_schedule must be constant where learning_rate is a function, got linear"
-            )
         self._require_device_options()
         for name in ("learning_starts", "batch_size"):
             if (value := getattr(self, name)) > self.replay_capacity:
@@ -149,11 +145,6 @@ class OffPolicy(Hyperparameters):
                 "matmul_precision must be highest where an inference server acts in lockstep, whose products would "
                 f"have either precision by chance, got {self.matmul_precision}"
             )
-
-    @property
-    def exact(self) -> bool:
-        """Whether the numbers of a run do not depend on timing: every discipline but the relaxed one."""
-        return self.discipline != "relaxed"
 
     @property
     def sample_rows(self) -> int:

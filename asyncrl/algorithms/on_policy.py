@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
     from asyncrl.acting.recurrent import Cell
     from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy
-    from asyncrl.algorithms.minibatch import Minibatch, Part
     from asyncrl.algorithms.on_policy_kernel import Outputs
-    from asyncrl.algorithms.rollout import Rollout
+    from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
 
 BATCH_STEPS = 1_024
 """Steps of a batch where `segment_length` is none: those of Stable-Baselines3's PPO."""
@@ -155,10 +154,6 @@ class OnPolicy(Hyperparameters):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if callable(self.learning_rate) and self.learning_rate_schedule != "constant":
-            raise ValueError(
-                "learning_rate_schedule must be constant where learning_rate is a function, got linear"
-            )
         if self.cell is not None and self.value_hidden_sizes is not None:
             raise ValueError(
                 "value_hidden_sizes must be none where the policy is recurrent, for policy and value share encoder and "
@@ -170,11 +165,6 @@ class OnPolicy(Hyperparameters):
                 f"max_staleness must be at least {lag} with discipline {self.discipline!r}, whose segments are so "
                 f"many versions old, got {self.max_staleness}"
             )
-
-    @property
-    def exact(self) -> bool:
-        """Whether the numbers of a run do not depend on timing: every discipline but the relaxed one."""
-        return self.discipline != "relaxed"
 
     @property
     def cell(self) -> Cell | None:
