@@ -94,12 +94,10 @@ class ContinuousUpdate(ReplayUpdate):
         seed: seed of the initial weights, which are the same on every device, and of the noise, which is not.
         num_critics: C.
         critic_outputs: number of outputs of a critic.
-        has_targets: whether there are target critics.
-        has_target_policy: whether there is a target policy.
-        networks: factories of the policy and of a critic; None takes the record's network.
-        beta1: decay rate of Adam's first moment.
 
     Attributes:
+        has_targets: whether there are target critics; of the class.
+        has_target_policy: whether there is a target policy; of the class.
         layout: shape of the acting network.
         policy, critics: the networks, on one flat vector.
         policy_gradient, critics_gradient: their flat gradients.
@@ -112,6 +110,8 @@ class ContinuousUpdate(ReplayUpdate):
     """
 
     config: DeterministicActor | MaximumEntropy
+    has_targets = True
+    has_target_policy = False
     STATE: tuple[str, ...] = (
         *ReplayUpdate.STATE,
         "policy",
@@ -122,6 +122,8 @@ class ContinuousUpdate(ReplayUpdate):
         "generator",
         "last_actor_loss",
     )
+    _beta1 = 0.9
+    """Decay rate of Adam's first moment."""
 
     def __init__(
         self,
@@ -132,17 +134,13 @@ class ContinuousUpdate(ReplayUpdate):
         *,
         num_critics: int,
         critic_outputs: int = 1,
-        has_targets: bool = True,
-        has_target_policy: bool = False,
-        networks: tuple[NetworkFactory | None, NetworkFactory | None] | None = None,
-        beta1: float = 0.9,
     ) -> None:
         self.layout = layout = config.layout(spec)
         super().__init__(config, spec, device, layout)
         self._scaling = scaling(layout.action)
         half_range = torch.from_numpy(self._scaling[1])
         self.movable = (half_range > 0).to(self.device, torch.float32)
-        policy_network, critic_network = networks or (layout.network, layout.network)
+        policy_network, critic_network = self._factories()
         hidden = config.critic_hidden_sizes or config.hidden_sizes
         sizes = (layout.inputs + layout.action_values, *hidden, critic_outputs)
         with torch.no_grad():
@@ -151,8 +149,8 @@ class ContinuousUpdate(ReplayUpdate):
                 Architecture(sizes, num_critics, network=critic_network, seed=seed),
                 torch.Generator().manual_seed(seed),
             )
-            self._make_targets(has_targets, has_target_policy)
-        self._optimizers = self._make_optimizers(beta1)
+            self._make_targets()
+        self._optimizers = self._make_optimizers()
         self.vector.moments = tuple(adam.moments for adam in self._optimizers.values())
         (own,) = np.random.SeedSequence(seed).spawn(1)
         where = "cuda" if self.device.type == "cuda" else "cpu"
@@ -160,6 +158,10 @@ class ContinuousUpdate(ReplayUpdate):
         self._acting = False
         self._actor_loss: Tensor | float = math.nan
         self._learned: Learned | None = None
+
+    def _factories(self) -> tuple[NetworkFactory | None, NetworkFactory | None]:
+        """Factories of the policy and of a critic; None stands for a perceptron."""
+        return self.layout.network, self.layout.network
 
     def _make_networks(self, policy: Architecture, critics: Architecture, generator: torch.Generator) -> None:
         end = policy.size
@@ -177,19 +179,19 @@ class ContinuousUpdate(ReplayUpdate):
         buffers = *self.policy.buffers(), *self.critics.buffers()
         self.vector = FlatVector(self._flat, self._gradient, self._slices["critics"], shared, buffers)
 
-    def _make_targets(self, has_targets: bool, has_target_policy: bool) -> None:
+    def _make_targets(self) -> None:
         count = self.critics.flat.numel()
-        self._followed = self._flat if has_target_policy else self._flat[self._slices["critics"]]
-        self._target = self._followed.clone() if has_targets else None
+        self._followed = self._flat if self.has_target_policy else self._flat[self._slices["critics"]]
+        self._target = self._followed.clone() if self.has_targets else None
         self.target_policy: Network | None = None
         self.target_critics = self.critics
         if self._target is not None:
             self.target_critics = self.critics.on(self._target[-count:])
             self.STATE = (*self.STATE, "target_critics")
-        if self._target is not None and has_target_policy:
+        if self._target is not None and self.has_target_policy:
             self.target_policy = self.policy.on(self._target[self._slices["policy"]])
 
-    def _make_optimizers(self, beta1: float) -> dict[str, FlatAdam]:
+    def _make_optimizers(self) -> dict[str, FlatAdam]:
         """Make one optimiser for all parts, or one each if learning rates differ or with policy delay or clipping."""
         config = self.config
         same_rate = config.actor_learning_rate in (None, config.learning_rate)
@@ -197,7 +199,7 @@ class ContinuousUpdate(ReplayUpdate):
         parts = {"all": slice(None)} if together else self._slices
         eps, norm = config.adam_eps, config.max_grad_norm
         return {
-            name: FlatAdam(self._flat[at], self._gradient[at], eps=eps, max_grad_norm=norm, beta1=beta1)
+            name: FlatAdam(self._flat[at], self._gradient[at], eps=eps, max_grad_norm=norm, beta1=self._beta1)
             for name, at in parts.items()
         }
 
@@ -293,6 +295,7 @@ class DeterministicUpdate(ContinuousUpdate):
     """
 
     config: DeterministicActor
+    has_target_policy = True
 
     def __init__(
         self,
@@ -306,7 +309,7 @@ class DeterministicUpdate(ContinuousUpdate):
         num_critics: int = 1,
         kernels: bool | None = None,
     ) -> None:
-        super().__init__(config, spec, device, seed, num_critics=num_critics, has_target_policy=True)
+        super().__init__(config, spec, device, seed, num_critics=num_critics)
         self.critic_loss, self._smoothing = critic_loss, smoothing
         self.kernels = self.device.type == "cpu" if kernels is None else kernels
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from asyncrl.acting.modules import NetworkFactory
 from asyncrl.algorithms.continuous_update import Learned
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy, temperature_gradient
 from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyBuffers, MaximumEntropyUpdate
@@ -102,6 +103,7 @@ class CrossQUpdate(MaximumEntropyUpdate):
 
     policy: ModuleNetwork
     critics: ModuleNetwork
+    has_targets = False
 
     def __init__(
         self,
@@ -114,23 +116,8 @@ class CrossQUpdate(MaximumEntropyUpdate):
         renorm_warmup: int | None,
         beta1: float,
     ) -> None:
-        actor, critic = (
-            partial(normalised_mlp, hidden=hidden, momentum=momentum)
-            for hidden in (config.hidden_sizes, config.critic_hidden_sizes or config.hidden_sizes)
-        )
-        self._renorm_warmup = renorm_warmup
-        own = config.network_for(spec)
-        super().__init__(
-            config,
-            spec,
-            device,
-            seed,
-            critic_loss=critic_loss,
-            actor_loss=actor_loss,
-            has_targets=False,
-            networks=(actor, critic) if own is None else (own, own),
-            beta1=beta1,
-        )
+        self._momentum, self._renorm_warmup, self._beta1 = momentum, renorm_warmup, beta1
+        super().__init__(config, spec, device, seed, critic_loss=critic_loss, actor_loss=actor_loss)
         self.evaluated_policy = self.policy.on(self.policy.flat)
         self.evaluated_critics = self.critics.on(self.critics.flat)
         trained = [*self.policy.modules, *self.critics.modules]
@@ -141,6 +128,13 @@ class CrossQUpdate(MaximumEntropyUpdate):
             module.train()
         for module in (*self.evaluated_policy.modules, *self.evaluated_critics.modules):
             module.eval()
+
+    def _factories(self) -> tuple[NetworkFactory | None, NetworkFactory | None]:
+        if self.layout.network is not None:
+            return super()._factories()
+        config, make = self.config, partial(normalised_mlp, momentum=self._momentum)
+        critic_hidden = config.critic_hidden_sizes or config.hidden_sizes
+        return partial(make, hidden=config.hidden_sizes), partial(make, hidden=critic_hidden)
 
     def _make_buffers(self, batch: StagedBatch) -> CrossQBuffers:
         return CrossQBuffers(batch, self)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from asyncrl.acting.box import LOG_STD_MAX, LOG_STD_MIN
-from asyncrl.acting.modules import NetworkFactory
 from asyncrl.algorithms.continuous import ActorLoss, CriticLoss
 from asyncrl.algorithms.continuous_kernel import ActorKernel, CriticKernel, DrawKernel
 from asyncrl.algorithms.continuous_update import Buffers, ContinuousUpdate, Learned
@@ -62,7 +61,7 @@ class MaximumEntropyUpdate(ContinuousUpdate):
         critic_loss: function of `(q, next_q, next_log_prob, alpha, batch)`.
         actor_loss: function of `(q, log_prob, alpha)`.
         kernels: whether kernels compute the losses; allowed for SAC's losses only.
-        critic_outputs, has_targets, networks, beta1: see `ContinuousUpdate`.
+        critic_outputs: number of outputs of a critic.
     """
 
     config: MaximumEntropy
@@ -78,21 +77,9 @@ class MaximumEntropyUpdate(ContinuousUpdate):
         actor_loss: Callable[[Tensor, Tensor, Tensor], ActorLoss],
         kernels: bool = False,
         critic_outputs: int = 1,
-        has_targets: bool = True,
-        networks: tuple[NetworkFactory | None, NetworkFactory | None] | None = None,
-        beta1: float = 0.9,
     ) -> None:
-        super().__init__(
-            config,
-            spec,
-            device,
-            seed,
-            num_critics=config.num_critics,
-            critic_outputs=critic_outputs,
-            has_targets=has_targets,
-            networks=networks,
-            beta1=beta1,
-        )
+        critics = config.num_critics
+        super().__init__(config, spec, device, seed, num_critics=critics, critic_outputs=critic_outputs)
         self.critic_loss, self.actor_loss, self.kernels = critic_loss, actor_loss, kernels
         self.log_alpha.fill_(math.log(config.ent_coef or config.ent_coef_initial))
         self.alpha = torch.zeros((), device=self.device)
