@@ -85,9 +85,9 @@ class ActorCritic(Stateful):
         self._to_host = HostCopy(self.parameters[: self._acting_count])
         self._seen, self._noted = PublishedMoments(layout), RunningMoments(layout.inputs)
         # Statistics received from other learners of a group are applied together with the collected ones.
-        told = self._noted if layout.normalized else None
+        shared = self._noted if layout.normalized else None
         buffers = *self._policy.buffers(), *self._value.buffers()
-        self.vector = FlatVector(self.parameters, self.gradient, shared=(told,), buffers=buffers)
+        self.vector = FlatVector(self.parameters, self.gradient, shared=(shared,), buffers=buffers)
         self.vector.moments = (self._optimizer.moments,)
 
     def _architectures(

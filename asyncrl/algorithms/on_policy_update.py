@@ -151,7 +151,7 @@ class OnPolicyUpdate(Stateful):
                 self._begin_pass(rollout)
 
     @torch.no_grad()
-    def again(self) -> bool:
+    def reuse(self) -> bool:
         """Prepare another pass over the same rows, at most `reuse_epochs` times; return whether one is allowed."""
         if self._rollout is None or self._epoch < self._last_epoch or not self._reusable:
             return False

@@ -119,7 +119,7 @@ class SegmentLoop(UpdateLoop):
             self.inserted_steps += inserted
             self.pace.inserted(inserted)
             self._grant()
-        if not self._learning and not self._begin() and not self._again():
+        if not self._learning and not self._begin() and not self._reuse():
             return False
         self._steps()
         return True
@@ -248,14 +248,14 @@ class SegmentLoop(UpdateLoop):
         if self._algorithm.discipline == "synchronous":
             self._release(self._empty_taken())
 
-    def _again(self) -> bool:
+    def _reuse(self) -> bool:
         """Begin another pass over the last batch in place of waiting, if the algorithm allows one."""
         if (
             self._algorithm.discipline != "relaxed"
             or self.updates == 0
             or self.finished()
             or self._copy_due(self._trained_steps)
-            or not self.core.again()
+            or not self.core.reuse()
         ):
             return False
         self._learning = True
