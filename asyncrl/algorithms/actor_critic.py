@@ -62,7 +62,7 @@ class ActorCritic(Stateful):
     def __init__(self, config: Any, spec: EnvSpec, device: str = "cpu", seed: int = 0) -> None:
         layout: ActorLayout = config.layout(spec)
         self.layout = layout
-        spec = config.seen(spec)
+        spec = config.stacked_spec(spec)
         self._inputs, self.mask = NetworkInputs(spec), mask_reader(spec)
         self.keeps_bytes = self._inputs.bytes and not layout.normalized
         self.byte_factor = self._inputs.byte_factor

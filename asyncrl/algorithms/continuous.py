@@ -77,7 +77,7 @@ def actor_layout(config: OffPolicy, spec: EnvSpec, *, gaussian: bool) -> BoxLayo
     from asyncrl.acting.box import BoxLayout
 
     return BoxLayout(
-        inputs=config.seen(spec).observation_values,
+        inputs=config.stacked_spec(spec).observation_values,
         hidden=config.hidden_sizes,
         action=spec.action,
         gaussian=gaussian,
@@ -150,4 +150,4 @@ class DeterministicActor(OffPolicy):
         random_steps = self.learning_starts if self.random_steps is None else self.random_steps
         from asyncrl.acting.box import DeterministicPolicy
 
-        return DeterministicPolicy(self.seen(spec), self.layout(spec), noise, random_steps)
+        return DeterministicPolicy(self.stacked_spec(spec), self.layout(spec), noise, random_steps)

@@ -106,7 +106,7 @@ class Hyperparameters:
         """Network factory given by the user; None if `network` is a name."""
         return self.network if callable(self.network) else None
 
-    def seen(self, spec: EnvSpec) -> EnvSpec:
+    def stacked_spec(self, spec: EnvSpec) -> EnvSpec:
         """Specification of an environment with observations in stacks of `frame_stack`, as the policy sees it."""
         return spec if spec.frame_stack > 1 else spec.stacked(self.frame_stack)
 
@@ -123,7 +123,7 @@ class Hyperparameters:
         Raises:
             SpacesDoNotFit: the requested network does not support these observations (ASYNC005).
         """
-        seen, network = self.seen(spec), self.network
+        seen, network = self.stacked_spec(spec), self.network
         if callable(network):
             made: Any = with_shape(network, seen)
             return made  # type: ignore[no-any-return]

@@ -90,5 +90,5 @@ class MaximumEntropy(OffPolicy):
         from asyncrl.acting.box import SquashedGaussianPolicy
 
         return SquashedGaussianPolicy(
-            self.seen(spec), self.layout(spec), random_steps, self.action_correlation
+            self.stacked_spec(spec), self.layout(spec), random_steps, self.action_correlation
         )

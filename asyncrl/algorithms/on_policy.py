@@ -225,7 +225,7 @@ class OnPolicy(Hyperparameters):
         """Make a stochastic policy with zero weights, without importing torch. Raises `SpacesDoNotFit`."""
         from asyncrl.acting.stochastic import StochasticPolicy
 
-        return StochasticPolicy(self.seen(spec), self.layout(spec))
+        return StochasticPolicy(self.stacked_spec(spec), self.layout(spec))
 
     def layout(self, spec: EnvSpec) -> ActorLayout:
         """Shape and weight order of the policy, shared by actors and updater. Raises `SpacesDoNotFit`."""
@@ -233,7 +233,7 @@ class OnPolicy(Hyperparameters):
         from asyncrl.acting.stochastic import ActorLayout
 
         return ActorLayout(
-            inputs=self.seen(spec).observation_values,
+            inputs=self.stacked_spec(spec).observation_values,
             hidden=self.hidden_sizes,
             action=spec.action,
             activation=self.activation,

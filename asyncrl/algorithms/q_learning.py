@@ -143,7 +143,7 @@ class QLearning(OffPolicy):
         )
         from asyncrl.acting.policies import QPolicy
 
-        return QPolicy(self.seen(spec), self.acting_layout(spec), epsilon, self.support())
+        return QPolicy(self.stacked_spec(spec), self.acting_layout(spec), epsilon, self.support())
 
     def num_actions(self, spec: EnvSpec) -> int:
         """Number of actions. Raises `SpacesDoNotFit`."""
@@ -157,7 +157,7 @@ class QLearning(OffPolicy):
         from asyncrl.acting.policies import QLayout
 
         return QLayout(
-            inputs=self.seen(spec).observation_values,
+            inputs=self.stacked_spec(spec).observation_values,
             hidden=self.hidden_sizes,
             num_actions=actions,
             dueling=self.dueling,

@@ -55,7 +55,7 @@ class ReplayUpdate(Stateful, ABC):
     _buffers: Any = None
 
     def __init__(self, config: OffPolicy, spec: EnvSpec, device: str, published: NetworkLayout) -> None:
-        self.config, self.spec, self.device = config, config.seen(spec), torch.device(device)
+        self.config, self.spec, self.device = config, config.stacked_spec(spec), torch.device(device)
         self._published, self.weight_count = published, published.weight_count
         self.precision = MatmulPrecision(config.matmul_precision, self.device)
         self.bounds, self._updates, self._progress = ValueBounds(), 0, 0.0

@@ -71,7 +71,7 @@ def _replay_of(
 ) -> tuple[RingReplay[Any], Batch | SequenceBatch]:
     """Replay of transitions or sequences, and a batch for what it samples."""
     priorities = PriorityRules(algorithm.alpha, uniform=not algorithm.prioritized)
-    seen, fields = algorithm.seen(spec), algorithm.extra_fields(spec)
+    seen, fields = algorithm.stacked_spec(spec), algorithm.extra_fields(spec)
     if algorithm.update_loop == "sequences":
         shape = algorithm.sequence_shape
         replay = SequenceReplay(
@@ -98,6 +98,6 @@ def mirror_of(algorithm: Any, spec: EnvSpec, core: Any, replay: RingReplay[Any])
         replay,
         core.vector.parameters.device,
         algorithm.batch_size,
-        algorithm.seen(spec),
+        algorithm.stacked_spec(spec),
         algorithm.normalize_observations,
     )
