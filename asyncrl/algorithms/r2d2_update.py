@@ -99,20 +99,6 @@ class StagedSequences:
         next_mask: `[B T, A]` bool, actions that are allowed in the bootstrap rows; None without action masks.
     """
 
-    state: Tensor
-    burn_in: Tensor
-    burn_in_begins: NDArray[np.bool_]
-    x: Tensor
-    pieces: Pieces
-    bootstrap: Tensor
-    action: Tensor
-    reward: Tensor
-    discount: Tensor
-    weight: Tensor
-    trained: Tensor
-    low: Tensor
-    high: Tensor
-
     def __init__(
         self,
         size: int,
