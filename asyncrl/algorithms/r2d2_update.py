@@ -21,7 +21,7 @@ from asyncrl.envs.observations import mask_reader
 from asyncrl.interfaces import EnvSpec, SequenceBatch, SequenceShape
 from asyncrl.networks.architecture import Network
 from asyncrl.networks.module import ModuleGradient, ModuleNetwork
-from asyncrl.networks.recurrent import Pieces, cut_pieces, state_behind, unroll
+from asyncrl.networks.recurrent import cut_pieces, state_behind, unroll
 
 
 class R2D2Update(QLearningUpdate):
