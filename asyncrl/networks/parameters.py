@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Literal, TypedDict
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.acting.layouts import parameter_count
+from asyncrl.networks.matmul_precision import MatmulPrecision
 
 Activation = Literal["relu", "tanh"]
 
@@ -32,7 +32,7 @@ class PassOptions(TypedDict, total=False):
     """A, default 0."""
     copies: int | None
     """K, to use the first K networks of an ensemble only; default all. With a gradient it must be all."""
-    precision: AbstractContextManager[None] | None
+    precision: MatmulPrecision | None
     """Context for large products: those of a perceptron with no side below 128, all of a module."""
     kernels: bool | None
     """Whether compiled kernels, on host memory, compute a perceptron's biases and activations; default on the CPU."""

@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncrl.networks.matmul_precision import MatmulPrecision
+
 NARROW = 128
 """Products with a side below this run outside of the reduced precision, where they are faster."""
 AVX512_KERNELS = ("SkylakeX", "Cooperlake", "SapphireRapids", "Zen4", "Zen5")
@@ -64,7 +66,7 @@ def products(
     x: Tensor,
     w: Tensor,
     out: Tensor,
-    precision: AbstractContextManager[None] | None = None,
+    precision: MatmulPrecision | None = None,
     numpy: bool = False,
 ) -> list[Product]:
     """Return calls that fill `out` with the products `x` times `w`; they read the operands when they are called.
@@ -73,10 +75,10 @@ def products(
         x: float32 `[R, N]`, or `[K, R, N]` for K products; any strides.
         w: `[N, M]` or `[K, N, M]`.
         out: `[R, M]` or `[K, R, M]`, contiguous for each of the K.
-        precision: context for products with no side below `NARROW`; None for float32.
+        precision: context for products with no side below `NARROW`; None for float32, as of one that reduces nothing.
         numpy: whether NumPy computes those in float32.
     """
-    if min(*x.shape[-2:], w.shape[-1]) < NARROW:
+    if precision is not None and (not precision.reduced or min(*x.shape[-2:], w.shape[-1]) < NARROW):
         precision = None
     if numpy and precision is None:
         arrays = x.numpy(), w.numpy(), out.numpy()
@@ -95,7 +97,7 @@ def products(
     return [partial(product, x, w, out=out)]
 
 
-def _reduced(precision: AbstractContextManager[None], product: Product) -> None:
+def _reduced(precision: MatmulPrecision, product: Product) -> None:
     with precision:
         product()
 

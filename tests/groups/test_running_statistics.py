@@ -45,7 +45,7 @@ def learn(core: Any, rank: int) -> None:
         scale = 0.8**update + 1e-3 + rank
         batch.obs[:], batch.next_obs[:] = scale * rng.normal(size=(2, *batch.obs.shape))
         batch.action[:] = rng.uniform(-2, 2, batch.action.shape)
-        batch.reward[:], batch.discount[:] = rng.normal(size=16), 0.9
+        batch.reward[:], batch.discount[:], batch.weight[:] = rng.normal(size=16), 0.9, 1.0
         core.update(batch)
         assert variances(core).min() >= 0.0, f"update {update}"
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.interfaces import Batch, BoxAction, EnvSpec
 from asyncrl.networks import products as module
 from asyncrl.networks.mlp import FlatMLP
 from asyncrl.networks.products import product_library, product_threads, products, uses_numpy
@@ -75,6 +77,8 @@ def test_only_wide_products_enter_the_reduced_precision() -> None:
     entered = []
 
     class Precision:
+        reduced = True
+
         def __enter__(self) -> None:
             entered.append(True)
 
@@ -88,6 +92,35 @@ def test_only_wide_products_enter_the_reduced_precision() -> None:
             call()
         assert len(entered) == expected
         torch.testing.assert_close(out, x @ w, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("numpy", [True, False])
+def test_an_update_in_float32_takes_the_library_of_the_processor_for_wide_products_too(
+    numpy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "product_library", lambda: "numpy (openblas)" if numpy else "torch (mkl)")
+    sides: list[int] = []
+    dot = np.dot
+
+    def counted(x: Any, w: Any, out: Any) -> Any:
+        sides.append(min(*x.shape, w.shape[-1]))
+        return dot(x, w, out)
+
+    monkeypatch.setattr(np, "dot", counted)
+    spec = EnvSpec("any", (3,), "float32", BoxAction((-1.0,), (1.0,), (1,)))
+    width = module.NARROW
+    core = ALGORITHMS["sac"](hidden_sizes=(width, width), batch_size=width).make_updater(spec, "cpu", 0)
+    core.update(drawn_batch(width, spec))
+    # Between hidden layers: forward of actor, two critics and their targets; two gradients each but the targets.
+    assert sides.count(width) == (5 + 2 * 3 if numpy else 0)
+
+
+def drawn_batch(size: int, spec: EnvSpec) -> Batch:
+    rng, batch = np.random.default_rng(0), Batch.allocate(size, spec)
+    batch.obs[:], batch.next_obs[:] = rng.standard_normal((2, *batch.obs.shape))
+    batch.action[:] = rng.uniform(-1.0, 1.0, batch.action.shape)
+    batch.reward[:], batch.discount[:], batch.weight[:] = 1.0, 0.9, 1.0
+    return batch
 
 
 class Controller:
