@@ -149,9 +149,10 @@ class IMPALA(OnPolicy):
         Computed by a kernel where the minibatch has one (on the CPU, not recurrent), else by autograd. The kernel is
         PPO's: if the old policy is the present one and nothing is clipped, its gradient is the policy gradient.
         """
-        if batch.has_kernel:
+        if batch.kernel is not None:
             self._trace(rollout, batch, batch.log_prob(), batch.value)
-            return batch.kernel_gradients((math.inf, math.inf, self.vf_coef, self.ent_coef))[1]
+            coefficients = (math.inf, math.inf, self.vf_coef, self.ent_coef)
+            return batch.kernel(batch.outputs, batch.columns, batch.part.samples, coefficients)[1]
         from asyncrl.networks.gradients import output_gradients
 
         traced = partial(self._traced_loss, rollout, batch)

@@ -216,10 +216,11 @@ class PPO(OnPolicy):
         """
         clips = self._clip_ranges(rollout.progress)
         kl: float | Tensor
-        if batch.has_kernel:
+        if batch.kernel is not None:
             clip, value_clip = clips
             held = math.inf if value_clip is None else value_clip
-            kl, gradients = batch.kernel_gradients((clip, held, self.vf_coef, self.ent_coef or 0.0))
+            coefficients = (clip, held, self.vf_coef, self.ent_coef or 0.0)
+            kl, gradients = batch.kernel(batch.outputs, batch.columns, batch.part.samples, coefficients)
         else:
             from asyncrl.networks.gradients import output_gradients
 

@@ -283,6 +283,7 @@ class Minibatch:
             algorithm whose rollout has none.
         out, value, log_std: outputs of the networks at the last `forward`, `[R, outputs]`, `[R]` and `[d]`; `log_std`
             is a copy, which `apply` does not change.
+        kernel: kernel for the loss's gradients at these outputs; None on a GPU and for a recurrent policy.
     """
 
     part: Part
@@ -295,9 +296,9 @@ class Minibatch:
         self.action = rollout.action.new_zeros((size, *rollout.action.shape[1:]))
         self.columns = rollout.columns.new_zeros((len(rollout.names), size))
         self.log_std = nets.log_std.clone()
-        self._kernel: LossKernel | None = None
+        self.kernel: LossKernel | None = None
         if nets.device.type == "cpu" and nets.layout.cell is None:  # the kernel assumes trained rows first
-            self._kernel = LossKernel(self.action, self.choices, nets.layout.outputs)
+            self.kernel = LossKernel(self.action, self.choices, nets.layout.outputs)
 
     def forward(self, rollout: Rollout, part: Part, rows: Tensor) -> None:
         """Copy the rows of `part` (on the device: `rows`) and run both networks over them."""
@@ -323,16 +324,6 @@ class Minibatch:
     def mean(self, values: Tensor) -> Tensor:
         """Mean of `values` `[R]` over the trained rows, a scalar; 0 if all rows are RESET rows."""
         return values[self.part.trained].sum() / max(self.part.samples, 1)
-
-    @property
-    def has_kernel(self) -> bool:
-        """Whether `kernel_gradients` can be used."""
-        return self._kernel is not None
-
-    def kernel_gradients(self, loss: tuple[float, float, float, float]) -> tuple[float, Outputs]:
-        """Divergence and gradients of `LossKernel` at the outputs of the last `forward`."""
-        assert self._kernel is not None
-        return self._kernel(self.outputs, self.columns, self.part.samples, loss)
 
     def distribution(self, out: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of the actions, `[R]` each, for these policy outputs."""

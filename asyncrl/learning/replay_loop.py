@@ -177,17 +177,14 @@ class ReplayLoop(UpdateLoop):
         return self._replay.sampleable > 0
 
     def _beta(self) -> float:
-        algorithm = self._algorithm
-        return algorithm.beta_start + self._progress() * (algorithm.beta_end - algorithm.beta_start)
-
-    def _progress(self) -> float:
-        return self._progress_at(self.inserted_steps)
+        algorithm, progress = self._algorithm, self._progress_at(self.inserted_steps)
+        return algorithm.beta_start + progress * (algorithm.beta_end - algorithm.beta_start)
 
     def _update(self, beta: float) -> None:
         """Make one update; publish if `publish_interval` updates are unpublished."""
         started = time.perf_counter()
         batch = self._batch
-        batch.progress = self._progress()
+        batch.progress = self._progress_at(self.inserted_steps)
         self._replay.sample(batch, beta)
         if self._vector is not None and self._vector.on_step is not None:
             self._vector.drawn = Drawn(*self._replay.drawn(batch, beta))
