@@ -2,9 +2,13 @@
 
 aiohttp limits heads (8 KB a line, 128 headers), bodies (`client_max_size`) and the time of a connection without a
 complete request (`keepalive_timeout`, from its start and from its last answer). Its error handling is wrapped by one
-middleware that gives every refusal a JSON body. It does not limit the number of connections: a few hundred of them take
-the descriptors that a run needs for its files and actors, so more than `MAX_CONNECTIONS` are turned away (asyncio may
-accept `BACKLOG` of them at once before it counts one).
+middleware that gives every refusal a JSON body. It limits neither the number of connections nor their rate:
+
+* A few hundred connections take the descriptors that a run needs for its files and actors, so more than
+  `MAX_CONNECTIONS` are turned away (asyncio may accept `BACKLOG` of them at once before it counts one).
+* The event loop and the learner share the GIL: four clients that requested /stats as fast as they got answers (8,300
+  requests/s) left a learner 6 % of its updates, and headers without end 8 %. So a connection is read at a limited rate
+  (`_PacedConnection`), and so are new connections. A client that exceeds it waits; none is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ import hmac
 import ipaddress
 import logging
 import socket
+import time
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
@@ -35,6 +41,12 @@ KEEPALIVE_SECONDS = 5.0
 """Time of a connection without a complete request; bytes of one that trickle in do not extend it."""
 BODY_SECONDS = 5.0
 GOODBYE_SECONDS = 0.5
+READ_COSTS_PER_SECOND, READ_COSTS_AT_ONCE = 200.0, 600.0
+"""Rate at which a connection is read, and costs that it may have saved up: 1 a part, 1 a request, 2 a kilobyte."""
+PART_BYTES = 4096
+"""Most bytes that aiohttp gets at once. It answers all requests in them before the rate is looked at again."""
+CONNECTIONS_PER_SECOND = 20.0
+"""Rate at which new connections are read, beyond the first `MAX_CONNECTIONS`."""
 TOKEN_HEADER = "X-AsyncRL-Token"
 READS = ("GET", "HEAD")
 
@@ -69,6 +81,7 @@ class HttpServer:
         self._gate = Gate(host, token)
         self._keepalive_seconds = KEEPALIVE_SECONDS
         self._body_seconds = BODY_SECONDS
+        self._new_connections = Budget(CONNECTIONS_PER_SECOND, MAX_CONNECTIONS)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
 
@@ -129,7 +142,9 @@ class HttpServer:
     def _protocol(self) -> asyncio.Protocol:
         """Make the protocol of a new connection."""
         assert self._runner is not None and self._runner.server is not None
-        return self._runner.server() if self.connections < MAX_CONNECTIONS else _TurnedAway()
+        if self.connections >= MAX_CONNECTIONS:
+            return _TurnedAway()
+        return _PacedConnection(self._runner.server(), self._new_connections.spend(1.0))
 
     async def _listen(self) -> asyncio.Server:
         loop = asyncio.get_running_loop()
@@ -169,6 +184,92 @@ class HttpServer:
         except TimeoutError:
             text = f"the body did not come within {self._body_seconds:g} s"
             raise web.HTTPRequestTimeout(text=text) from None
+
+
+class Budget:
+    """Costs that may be spent: `per_second` of them are added, up to `at_once`, which it begins with.
+
+    Args:
+        per_second: costs added in a second.
+        at_once: largest budget.
+        now: monotonic seconds.
+    """
+
+    def __init__(self, per_second: float, at_once: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._per_second, self._at_once, self._now = per_second, at_once, now
+        self._left, self._then = at_once, now()
+
+    def spend(self, costs: float) -> float:
+        """Spend `costs`, into debt if need be; returns the seconds until the debt is paid, 0 without one."""
+        now = self._now()
+        self._left = min(self._at_once, self._left + (now - self._then) * self._per_second) - costs
+        self._then = now
+        return max(0.0, -self._left / self._per_second)
+
+
+class _PacedConnection(asyncio.Protocol):
+    """Protocol of one connection, between the transport and aiohttp's protocol: limits the rate at which it is read.
+
+    What has been received beyond the rate is kept, at most what the transport reads at once, and nothing more is read.
+
+    Args:
+        inner: aiohttp's protocol.
+        wait_seconds: time before anything is read.
+    """
+
+    def __init__(self, inner: web.RequestHandler, wait_seconds: float) -> None:
+        self._inner, self._wait_seconds = inner, wait_seconds
+        self._budget = Budget(READ_COSTS_PER_SECOND, READ_COSTS_AT_ONCE)
+        self._unread = memoryview(b"")
+        self._resting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transport is no subclass of asyncio.Transport.
+        self._transport = cast(asyncio.Transport, transport)
+        self._inner.connection_made(transport)
+        if self._wait_seconds > 0.0:
+            self._rest(self._wait_seconds)
+
+    def data_received(self, data: bytes) -> None:
+        self._unread = memoryview(bytes(self._unread) + data)
+        if self._resting is None:
+            self._pass_on()
+        else:
+            self._transport.pause_reading()  # again: aiohttp has resumed it
+
+    def _pass_on(self) -> None:
+        """Pass on what has been received, part by part, until the rate is exceeded."""
+        self._resting = None
+        while self._unread and not self._transport.is_closing():
+            part, self._unread = bytes(self._unread[:PART_BYTES]), self._unread[PART_BYTES:]
+            self._inner.data_received(part)
+            wait = self._budget.spend(1.0 + part.count(b"\r\n\r\n") + len(part) / 512)
+            if wait > 0.0:
+                self._rest(wait)
+                return
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _rest(self, seconds: float) -> None:
+        self._transport.pause_reading()
+        self._resting = asyncio.get_running_loop().call_later(seconds, self._pass_on)
+
+    def eof_received(self) -> bool:
+        """Keep the connection open, for answers, while something is unread."""
+        self._inner.eof_received()
+        return bool(self._unread)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unread = memoryview(b"")
+        if self._resting is not None:
+            self._resting.cancel()
+        self._inner.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
 
 
 class _TurnedAway(asyncio.Protocol):

@@ -12,8 +12,9 @@ from serving import PATIENCE_SECONDS, ServerThread, read_all
 from snapshots import make_snapshot
 from waiting import wait_until
 
+from asyncrl.server import http_server
 from asyncrl.server.app import MAX_STREAMS
-from asyncrl.server.http_server import BACKLOG, MAX_CONNECTIONS
+from asyncrl.server.http_server import BACKLOG, MAX_CONNECTIONS, Budget
 
 HALF = b"GET /stats HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
 WHOLE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -103,6 +104,45 @@ def test_a_body_within_the_limit_comes_in_pieces(own: ServerThread) -> None:
             connection.sendall(head + body[:30_000])
             connection.sendall(body[30_000:])
             assert connection.recv(65536).startswith(b"HTTP/1.1 404 ")
+
+
+def test_a_budget_is_spent_into_debt_and_filled_up_to_its_size() -> None:
+    now = [10.0]
+    budget = Budget(2.0, 8.0, lambda: now[0])
+    assert budget.spend(8.0) == 0.0 and budget.spend(1.0) == 0.5
+    now[0] += 0.25
+    assert budget.spend(0.0) == 0.25
+    now[0] += 0.25
+    assert budget.spend(0.0) == 0.0 and budget.spend(3.0) == 1.5
+    now[0] += 100.0
+    assert budget.spend(8.0) == 0.0 and budget.spend(2.0) == 1.0
+
+
+def test_requests_without_pause_are_answered_at_a_limited_rate_and_all_in_the_end(
+    own: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, per_second, at_once = 1_000, 500.0, 200.0
+    monkeypatch.setattr(http_server, "READ_COSTS_PER_SECOND", per_second)
+    monkeypatch.setattr(http_server, "READ_COSTS_AT_ONCE", at_once)
+    began, answers = time.monotonic(), b""
+    with own.open(WHOLE * count) as connection:
+        while (found := answers.count(b"HTTP/1.1 200 ")) < count:
+            # A request costs more than 1; the part that exceeds the budget has been answered.
+            most = at_once + per_second * (time.monotonic() - began) + http_server.PART_BYTES / len(WHOLE) + 1
+            assert found <= most
+            answers += connection.recv(65536)
+    assert time.monotonic() - began >= (count - at_once) / per_second - 1.0
+
+
+def test_connections_made_without_pause_are_read_at_a_limited_rate(
+    own: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own.server._new_connections = Budget(20.0, 3.0)
+    began = time.monotonic()
+    for made in range(1, 13):
+        with own.open(WHOLE) as connection:
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        assert made <= 3 + 20.0 * (time.monotonic() - began) + 1
 
 
 def test_600_half_open_connections_hold_neither_descriptors_nor_the_page(impatient: ServerThread) -> None:
