@@ -29,6 +29,30 @@ RESET = 4
 LONGEST_N_STEP = 255
 """Maximum n of an n-step transition; the replay stores the n of each row in one byte."""
 
+Metrics = dict[str, float | None]
+"""Numbers by public name, such as `async/policy_lag_mean`; None is unknown. `show/metrics.py` has their table."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Distribution of the values since the start of a run; that of no values by default.
+
+    Attributes:
+        mean, max: exact.
+        p95: lower edge of the bucket that contains the 95th percentile.
+        samples, sum: number of values, and their sum.
+        edges, counts: `counts[i]` values with `edges[i] <= value < edges[i + 1]`; the last bucket is open. Trailing
+            empty buckets are left out.
+    """
+
+    mean: float = 0.0
+    p95: float = 0.0
+    max: int = 0
+    samples: int = 0
+    sum: int = 0
+    edges: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()
+
 
 @dataclass(frozen=True)
 class DiscreteAction:

@@ -186,7 +186,7 @@ def turn(process: subprocess.Popen[str]) -> dict[str, float]:
 
 def main() -> None:
     """Run both trees in turn and write results/before_after.json."""
-    from harness import FOLDER, Report, commit
+    from benchmarks.harness.report import FOLDER, Report, commit
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

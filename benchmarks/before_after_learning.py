@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from harness import FOLDER, Report, commit
+from benchmarks.harness.report import FOLDER, Report, commit
 
 FIRST_SEED = 1_000
 LIMIT_SECONDS = 120.0

@@ -1,8 +1,8 @@
 """Replay, transport and acting of two checkouts of asyncrl in comparison, each measured by its own scripts.
 
-The two trees take turns with `replay.py`, `transport.py` and `actors.py`; ratios are formed within a round, and are the
-time of the new tree over that of the old one: rates count by their inverse. `OLD` is another checkout whose kernels an
-earlier run has compiled; its result files are overwritten.
+The two trees take turns with `replay.py`, `transport.py` and `actors.py` of systems/. Ratios are formed within a round,
+and are the time of the new tree over that of the old one: rates count by their inverse. `OLD` is another checkout whose
+kernels an earlier run has compiled; its result files are overwritten.
 
     git worktree add ../old COMMIT
     python benchmarks/before_after_systems.py ../old
@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness import FOLDER, Report, commit
+from benchmarks.harness.report import FOLDER, Report, commit
 
 SCRIPTS = {
     "replay": (
@@ -44,7 +44,9 @@ SCRIPTS = {
 
 def measure(tree: Path, script: str, options: list[str]) -> dict[str, dict[str, object]]:
     """Figures of one script in one tree."""
-    command = [sys.executable, f"benchmarks/{script}.py", *options]
+    flat = (tree / "benchmarks" / f"{script}.py").exists()  # an older checkout, before there were folders
+    name = [f"benchmarks/{script}.py"] if flat else ["-m", f"benchmarks.systems.{script}"]
+    command = [sys.executable, *name, *options]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.DEVNULL)
     figures: dict[str, dict[str, object]] = json.loads(

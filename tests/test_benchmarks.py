@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,6 @@ import psutil
 import pytest
 from waiting import wait_until
 
-FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
-NAMES = ("harness", "runs", "cartpole", "off_policy", "continuous_ppo", "distributional", "conditions")
 OURS = {
     "stop_reason": "target_return",
     "train_seconds": 2.0,
@@ -44,13 +42,10 @@ PEER = {
 
 
 @pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Import of a benchmark by its name; removed from the imported modules afterwards."""
-    monkeypatch.syspath_prepend(str(FOLDER))
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Import of a benchmark by its name; the environment variables that it sets are restored."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    yield importlib.import_module
-    for name in NAMES:
-        sys.modules.pop(name, None)
+    return lambda name: importlib.import_module(f"benchmarks.{name}")
 
 
 def fake_python(folder: Path, result: dict[str, Any]) -> str:
@@ -65,12 +60,12 @@ def measured(
     scripts: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, *flags: str
 ) -> dict[str, Any]:
     """Result file of a script whose own runs give `OURS` and whose peer prints `PEER`."""
-    script, runs, harness = scripts(name), scripts("runs"), scripts("harness")
+    script, runs, harness = scripts(name), scripts("harness.runs"), scripts("harness.report")
     monkeypatch.setattr(runs, "cli", lambda *_, **__: OURS)
     write = harness.Report.write
     monkeypatch.setattr(harness.Report, "write", lambda report: write(report, folder))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
-    monkeypatch.setattr(sys, "argv", [name, "--seeds", "2", *flags])
+    monkeypatch.setattr(sys, "argv", [script.__file__, "--seeds", "2", *flags])
     script.main()
     (path,) = folder.glob("*.json")
     record: dict[str, Any] = json.loads(path.read_text())
@@ -80,11 +75,11 @@ def measured(
 @pytest.mark.parametrize(
     ("name", "flags", "has_peer"),
     [
-        ("cartpole", ("--algo", "dqn"), True),
-        ("cartpole", ("--algo", "ppo"), True),
-        ("off_policy", ("--only", "pendulum,cheetah"), True),
-        ("continuous_ppo", (), True),
-        ("distributional", (), False),
+        ("peers.cartpole", ("--algo", "dqn"), True),
+        ("peers.cartpole", ("--algo", "ppo"), True),
+        ("peers.off_policy", ("--only", "pendulum,cheetah"), True),
+        ("peers.continuous_ppo", (), True),
+        ("learning.distributional", (), False),
     ],
 )
 def test_every_figure_says_what_both_sides_had(
@@ -105,6 +100,7 @@ def test_every_figure_says_what_both_sides_had(
         assert (len(sides) == 2) == (figure["unit"] == "x"), "a ratio has both sides"
         kinds.add(len(sides))
     assert record["machine"]["usable_cores"] == len(os.sched_getaffinity(0))
+    assert record["command"].startswith(f"python -m benchmarks.{name} --seeds 2")
     if has_peer:
         assert kinds == {1, 2}
         assert record["versions"]["stable-baselines3"] == "9.9.9"
@@ -112,18 +108,25 @@ def test_every_figure_says_what_both_sides_had(
         assert record["versions"]["torch"] != "0.0.1", "what this interpreter has is its own version"
 
 
+def test_measures_take_turns(scripts: Callable[[str], Any]) -> None:
+    calls: list[str] = []
+    measures = {name: lambda name=name: calls.append(name) or len(calls) for name in "ab"}
+    assert scripts("harness.report").by_turns(2, measures) == {"a": [1, 3], "b": [2, 4]}
+    assert calls == ["a", "b", "a", "b"]
+
+
 @pytest.mark.parametrize("missing", ["versions", "cores", "environments"])
 def test_a_peer_must_say_what_it_ran_with(
     scripts: Callable[[str], Any], tmp_path: Path, missing: str
 ) -> None:
     python = fake_python(tmp_path, {name: value for name, value in PEER.items() if name != missing})
-    with pytest.raises(ValueError, match=f"^peers/sb3_sac.py must print {missing}, got"):
-        scripts("runs").peer("sb3_sac.py", [], python)
+    with pytest.raises(ValueError, match=f"^benchmarks.peers.sb3_sac must print {missing}, got"):
+        scripts("harness.runs").peer("sb3_sac", [], python)
 
 
 def test_results_of_different_sides_make_no_figure(scripts: Callable[[str], Any]) -> None:
     with pytest.raises(ValueError, match="results of one figure must have one side"):
-        scripts("harness").Side.of([OURS, {**OURS, "environments": 32}])
+        scripts("harness.report").Side.of([OURS, {**OURS, "environments": 32}])
 
 
 @pytest.mark.parametrize("actors", ["num_actors = 3", "# num_actors is not set"])
@@ -138,13 +141,13 @@ def test_means_of_a_run_are_read_from_its_directory(
 
     monkeypatch.setattr(subprocess, "run", finish)
     cores = len(os.sched_getaffinity(0))
-    summary = scripts("runs").cli("CartPole-v1", "dqn", 0, [], 1.0)
+    summary = scripts("harness.runs").cli("CartPole-v1", "dqn", 0, [], 1.0)
     count = 3 if actors.startswith("num") else max(1, cores - 1)
     assert (summary["env_steps"], summary["cores"], summary["environments"]) == (7, cores, 4 * count)
 
 
 def test_jitter_suspends_children_and_leaves_them_running(scripts: Callable[[str], Any]) -> None:
-    conditions = scripts("conditions")
+    conditions = scripts("harness.conditions")
     assert "jitter" not in conditions.CONDITIONS, "it is not measured unless asked for"
     line = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     with subprocess.Popen(line, stdin=subprocess.PIPE) as child, conditions.condition("jitter"):
@@ -159,7 +162,9 @@ def test_jitter_suspends_children_and_leaves_them_running(scripts: Callable[[str
 def test_a_suspension_that_is_cut_short_is_undone(scripts: Callable[[str], Any]) -> None:
     line = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     with subprocess.Popen(line, stdin=subprocess.PIPE) as child:
-        with scripts("conditions").suspensions(lambda _: [child.pid], (0.0, 0.0), (60.0, 60.0)) as suspended:
+        with scripts("harness.conditions").suspensions(
+            lambda _: [child.pid], (0.0, 0.0), (60.0, 60.0)
+        ) as suspended:
             wait_until(lambda: suspended, "a suspension")
         assert suspended == [child.pid]
         child.communicate(timeout=20)

@@ -58,7 +58,8 @@ EXTRAS = {
 }
 """Commands that need a package beyond asyncrl's own, and its extra. Without the package the answer names the extra."""
 GOING_ON = ("resume runs/cartpole", "train CartPole-v1 --algo dqn --actors 1 --run-dir none")
-"""Runs in other processes, which `ls` lists and `stop` stops; 4711 stands for the second one's process id."""
+"""Runs in other processes, which `ls` lists and `stop` stops; 4711 stands for the second one's process id, which is all
+that a run without a directory is found by."""
 
 
 def missing_extra(line: str) -> str | None:

@@ -61,13 +61,13 @@ OPTIONS: dict[str, Any] = {
 def test_the_discount_decides_the_loan(name: str, gamma: float, n_step: int, best: int) -> None:
     algorithm = small(name, gamma=gamma, n_step=n_step, **OPTIONS)
     options: dict[str, Any] = {"num_actors": 1, "envs_per_actor": 8, "http": "off", "target_eval_episodes": 2}
-    result = Trainer(Loan, algorithm, seed=1, **options).learn(total_steps=6_000)
+    result = Trainer(Loan, algorithm, seed=1, **options).learn(total_steps=3_500)
     first = np.array([1.0, 0, 0, 0, 0, 0], np.float32)
     action, _ = result.policy.predict(first, deterministic=True)
     assert best * action[0] > 0.8
 
 
-@pytest.mark.parametrize("name", ["ddpg", "sac", "td3"])
+@pytest.mark.parametrize("name", ["sac", "td3"])
 def test_pendulum_is_solved_by_its_preset(name: str) -> None:
     """-200 over 100 greedy episodes within 40,000 steps."""
     result = Trainer("Pendulum-v1", name, seed=0, http="off").learn(target_return=-200.0, total_steps=40_000)

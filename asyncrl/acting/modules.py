@@ -7,7 +7,7 @@ The module's parameters and floating-point buffers are views of one flat float32
 
 Modules run eagerly. A trace of a small perceptron is 1.6 times faster, of convolutions no faster; but it keeps the
 branch that Python took for the example, and torch has deprecated traces and scripts. `torch.compile` takes up to twice
-as long for such batches, and seconds in every actor (`benchmarks/acting_modes.py`).
+as long for such batches, and seconds in every actor (`benchmarks/systems/acting_modes.py`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A loaded policy acts with it, so that it needs no torch. An image is `[R, height
 a row of a kernel's window are then contiguous, which makes copying the windows (im2col) fast.
 
 Actors keep torch, which is faster for many rows. Time of this to that of torch with one thread, for 1 / 8 / 32 rows
-(benchmarks/convolutions.py; two busy cores, so a figure moves by a third from run to run):
+(benchmarks/systems/convolutions.py; two busy cores, so a figure moves by a third from run to run):
 
     Nature CNN           84 x 84 x 4    0.74 / 1.48 / 1.60
     IMPALA ResNet        84 x 84 x 4    0.75 / 1.16 / 1.26

@@ -15,7 +15,7 @@ single environment, or a vector environment, which steps all at once) the rows a
 
 A row has one policy version, the oldest of its parts' answers.
 
-Measured on two busy cores with the Nature CNN (benchmarks/inference.py): one actor in halves made 1.12 (16
+Measured on two busy cores with the Nature CNN (benchmarks/systems/inference.py): one actor in halves made 1.12 (16
 environments) and 1.33 times (64) the steps/s of one with a single request. With two actors, each works while the other
 waits: halves then gain nothing, and for a small network cost 10 to 35 % more CPU, with twice as many passes. Which case
 applies depends on the machine, but the results of training must not, so there are halves whenever possible.

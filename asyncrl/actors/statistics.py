@@ -1,8 +1,12 @@
-"""Statistics of one actor process."""
+"""Statistics of actor processes."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from asyncrl.interfaces import Metrics
 
 
 @dataclass(frozen=True)
@@ -36,3 +40,14 @@ class ActorStatistics:
     last_error: str
     private_bytes: int
     wait_seconds: float = 0.0
+
+
+def over_actors(actors: Sequence[ActorStatistics]) -> Metrics:
+    """Numbers over all actors by public name."""
+    count = max(1, len(actors))
+    return {
+        "time/total_timesteps": sum(actor.env_steps for actor in actors),
+        "async/actor_wait_fraction": math.fsum(actor.wait_fraction for actor in actors) / count,
+        "async/ring_fill": math.fsum(actor.ring_fill for actor in actors) / count,
+        "async/actor_restarts": sum(actor.restarts for actor in actors),
+    }

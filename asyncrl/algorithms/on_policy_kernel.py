@@ -1,8 +1,8 @@
 """Kernels for the gradients of the PPO and IMPALA losses at the networks' outputs, on the CPU.
 
 The losses are defined, with references, in `ppo.ppo_loss` and `impala.impala_loss`;
-`tests/algorithms/test_kernel_contract.py` checks that the kernels agree with them. `benchmarks/loss_kernels.py` says
-what they gain.
+`tests/algorithms/test_kernel_contract.py` checks that the kernels agree with them.
+`benchmarks/systems/loss_kernels.py` says what they gain.
 
 A batch has B items. The first six rows of `columns` `[C, B]` are those of `PPO.rollout_columns`: log-probability under
 the old policy, importance weight, advantage, target, old value, and weight, which is zero for padding. Sums are

@@ -13,7 +13,7 @@ protocol:
                                         ale-py's `AtariVectorEnv(episodic_life=True)`; False: only the game's end does
 
 All others are passed to the game: `repeat_action_probability=0` disables sticky actions, `obs_type="ram"` disables the
-protocol. `benchmarks/atari_boundaries.py` compares the rows with those of gymnasium's wrappers.
+protocol. `benchmarks/systems/atari_boundaries.py` compares the rows with those of gymnasium's wrappers.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class DirectPreprocessing(AtariPreprocessing):
     """`AtariPreprocessing` that advances the emulator directly, with equal results.
 
     gymnasium's calls the game's `step` for each frame, which copies 100 KB of unused colour data and builds an info:
-    a quarter of a step's time (`benchmarks/atari_rate.py`).
+    a quarter of a step's time (`benchmarks/systems/atari_rate.py`).
     """
 
     @staticmethod

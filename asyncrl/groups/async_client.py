@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from asyncrl.groups.deltas import Deltas
-from asyncrl.groups.fusing import FusionStatistics
 from asyncrl.groups.messages import AsyncMessage, Encoding, Feedback
 from asyncrl.groups.peers import Peers
 from asyncrl.groups.shared_statistics import SharedStatistics
@@ -81,12 +80,12 @@ class AsyncClient:
         """See `Fuser`."""
         self._peers.close()
 
-    def statistics(self) -> FusionStatistics:
+    def statistics(self) -> dict[str, float]:
         """See `Fuser`; counts this group's own deltas."""
-        return FusionStatistics(
-            fusions=self._fusions,
-            sent_bytes=self._peers.sent_bytes,
-            received_bytes=self._peers.received_bytes,
-            staleness_mean=self._staleness_sum / max(1, self._fusions),
-            staleness_max=self._staleness_max,
-        )
+        return {
+            "fusions": self._fusions,
+            "sent_bytes": self._peers.sent_bytes,
+            "received_bytes": self._peers.received_bytes,
+            "staleness_mean": self._staleness_sum / max(1, self._fusions),
+            "staleness_max": self._staleness_max,
+        }

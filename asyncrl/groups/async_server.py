@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.groups.fused_weights import FusedWeights
-from asyncrl.groups.fusing import FusionStatistics
 from asyncrl.groups.messages import AsyncMessage, Encoding
 from asyncrl.groups.peers import Peers
 from asyncrl.groups.shared_statistics import SharedStatistics
@@ -114,19 +113,19 @@ class AsyncServer:
         for thread in self._threads:
             thread.join(timeout=5.0)
 
-    def statistics(self) -> FusionStatistics:
+    def statistics(self) -> dict[str, float]:
         """See `Fuser`; counts the deltas of all groups."""
         sent, received = self._bytes
         for peers in list(self._connections.values()):
             sent, received = sent + peers.sent_bytes, received + peers.received_bytes
-        return FusionStatistics(
-            fusions=self._weights.version,
-            discarded=self._weights.discarded,
-            sent_bytes=sent,
-            received_bytes=received,
-            staleness_mean=self._staleness_sum / max(1, self._fusions),
-            staleness_max=self._staleness_max,
-        )
+        return {
+            "fusions": self._weights.version,
+            "discarded": self._weights.discarded,
+            "sent_bytes": sent,
+            "received_bytes": received,
+            "staleness_mean": self._staleness_sum / max(1, self._fusions),
+            "staleness_max": self._staleness_max,
+        }
 
     def _count(self, staleness: int) -> None:
         with self._changed:  # every group has its thread

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from asyncrl.groups.deltas import Deltas
-from asyncrl.groups.fusing import FusionStatistics
 from asyncrl.groups.rounds import Rounds
 
 
@@ -82,7 +81,6 @@ class AverageFuser:
         """See `Fuser`."""
         self._rounds.peers.close()
 
-    def statistics(self) -> FusionStatistics:
+    def statistics(self) -> dict[str, float]:
         """See `Fuser`."""
-        peers = self._rounds.peers
-        return FusionStatistics(self._rounds.count, 0, peers.sent_bytes, peers.received_bytes)
+        return self._rounds.statistics()

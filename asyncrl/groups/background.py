@@ -24,10 +24,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from asyncrl.groups.fusing import FusionStatistics
 from asyncrl.networks.flat_vector import FlatVector
 
-_LOOKS = 8
+_CHECKS = 8
 """Number of checks per interval whether a fusion is done; a check at every update would cost more than the fusion."""
 
 
@@ -56,8 +55,8 @@ class Fuser(Protocol):
         """Close: a waiting `end` raises `PeerLost`; any thread."""
         ...
 
-    def statistics(self) -> FusionStatistics:
-        """Statistics so far; any thread."""
+    def statistics(self) -> dict[str, float]:
+        """Statistics so far, by attributes of `GroupStatistics`; any thread."""
         ...
 
 
@@ -89,7 +88,7 @@ class BackgroundFusion:
         self._snapshots = self._snapshot.split([part.numel() for part in self._parts])
         self._buffers = vector.buffers if vector.buffers.numel() else None
         self._second_moments = [second for _, second in vector.moments if moments]
-        self._look = max(1, interval // _LOOKS)
+        self._check_interval = max(1, interval // _CHECKS)
         self._since, self._next = -1, interval
         self.running = False
         vector.on_update = self._update
@@ -103,7 +102,7 @@ class BackgroundFusion:
     def _meet(self) -> None:
         """Apply a fusion that is done; begin the next one if it is due."""
         if self.running and not (self._exact or self._fuser.done()):
-            self._next = self._since + self._look
+            self._next = self._since + self._check_interval
             return
         with torch.no_grad():
             if self.running:
@@ -127,7 +126,7 @@ class BackgroundFusion:
             final = self._apply(nothing_learned=True)
 
     def _begin(self, finished: bool) -> None:
-        self._since, self._next = 0, self._look
+        self._since, self._next = 0, self._check_interval
         for part, snapshot in zip(self._parts, self._snapshots, strict=True):
             snapshot.copy_(part)
         self._fuser.begin(self._snapshot, finished)
@@ -171,6 +170,6 @@ class BackgroundFusion:
         """End the fusion and its threads: a waiting call raises `PeerLost` within half a second. Any thread."""
         self._fuser.close()
 
-    def statistics(self) -> FusionStatistics:
+    def statistics(self) -> dict[str, float]:
         """Statistics so far; any thread."""
         return self._fuser.statistics()

@@ -26,7 +26,6 @@ import numpy as np
 import torch
 
 from asyncrl.groups.device_sums import Sums
-from asyncrl.groups.fusing import FusionStatistics
 from asyncrl.groups.messages import Encoding
 from asyncrl.groups.peers import Peers
 from asyncrl.groups.rounds import Round, Rounds
@@ -114,12 +113,6 @@ class GradientFusion:
         """Close: a waiting call raises `PeerLost` within half a second. Any thread, idempotent."""
         self._rounds.peers.close()
 
-    def statistics(self) -> FusionStatistics:
+    def statistics(self) -> dict[str, float]:
         """Statistics so far; any thread."""
-        peers = self._rounds.peers
-        return FusionStatistics(
-            fusions=self._rounds.count,
-            sent_bytes=peers.sent_bytes,
-            received_bytes=peers.received_bytes,
-            wait_seconds=self._wait_seconds,
-        )
+        return {**self._rounds.statistics(), "wait_seconds": self._wait_seconds}

@@ -64,8 +64,8 @@ class Heartbeat:
         self._store, self._place = store, place
         self._status, self._on_stop, self._on_failure = status, on_stop, on_failure
         self._on_silence, self._on_beat = on_silence, on_beat
-        self._told: dict[str, str] = {}
-        self._heard: set[str] = set()
+        self._messages: dict[str, str] = {}
+        self._handled: set[str] = set()
         self._silent: set[int] = set()
         self._moved: dict[int, tuple[int, float]] = {}
         self._wake, self._closing = threading.Event(), threading.Event()
@@ -89,12 +89,12 @@ class Heartbeat:
 
     def tell_stop(self, reason: str) -> None:
         """Stop the job on every rank; returns at once. The first reason counts."""
-        self._told.setdefault("stop", reason)
+        self._messages.setdefault("stop", reason)
         self._wake.set()
 
     def tell_failure(self, text: str) -> None:
         """Fail the job on every other rank; returns at once. The first text counts."""
-        self._told.setdefault("failure", text)
+        self._messages.setdefault("failure", text)
         self._wake.set()
 
     def close(self) -> None:
@@ -152,19 +152,19 @@ class Heartbeat:
 
     def _beat(self, ended: bool) -> None:
         with self._turn:
-            self._tell_and_hear(ended)
+            self._exchange(ended)
 
-    def _tell_and_hear(self, ended: bool) -> None:
+    def _exchange(self, ended: bool) -> None:
         store, place = self._store, self._place
-        for name, text in list(self._told.items()):
-            if name not in self._heard:
+        for name, text in list(self._messages.items()):
+            if name not in self._handled:
                 store.compare_set(name, "", text)
-                self._heard.add(name)
+                self._handled.add(name)
         self._beats += 1
         status = {**self._status(), "beat": self._beats, "life": place.life, "ended": ended}
         store.set(f"status/{place.rank}", json.dumps(status))
-        self._hear("stop", self._on_stop)
-        self._hear("failure", self._on_failure)
+        self._receive("stop", self._on_stop)
+        self._receive("failure", self._on_failure)
         now = self._passed()
         for rank in range(place.size):
             key = f"status/{rank}"
@@ -176,11 +176,11 @@ class Heartbeat:
                 self._listen(rank, now)
         self._on_beat(dict(self.statuses))
 
-    def _hear(self, name: str, tell: Callable[[str], None]) -> None:
-        if name not in self._heard and self._store.check([name]):
+    def _receive(self, name: str, handle: Callable[[str], None]) -> None:
+        if name not in self._handled and self._store.check([name]):
             text = self._store.get(name).decode()
-            self._heard.add(name)
-            tell(text)
+            self._handled.add(name)
+            handle(text)
 
     def _note(self, rank: int, status: Status) -> None:
         before = self.statuses.get(rank, status)

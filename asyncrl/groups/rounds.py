@@ -188,6 +188,14 @@ class Rounds:
         finished = all(cells[rank, _FINISHED] for rank in ranks)
         return Round(self.room, weight, finished, self._table, self._tail)
 
+    def statistics(self) -> dict[str, float]:
+        """Number of rounds and payload of their messages, by attributes of `GroupStatistics`; any thread."""
+        return {
+            "fusions": self.count,
+            "sent_bytes": self.peers.sent_bytes,
+            "received_bytes": self.peers.received_bytes,
+        }
+
     def _begin_gather(self, vector: Tensor | None) -> None:
         row = self._rows[self.peers.rank]
         head, length = 4 * row.numel(), self._encoding.message_bytes

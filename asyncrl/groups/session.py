@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from asyncrl.groups.connecting import (
     collective_fusion,
     serving_fusion,
 )
-from asyncrl.groups.fusing import FusionOptions, FusionStatistics, Listeners
+from asyncrl.groups.fusing import FusionOptions, Listeners
 from asyncrl.groups.heartbeat import Heartbeat, Status
 from asyncrl.groups.lifeline import Lifeline
 from asyncrl.groups.meeting import LOOK_SECONDS, card_of, hand_out, meet, open_store
@@ -121,9 +120,9 @@ class Session:
         heartbeat = self.heartbeat = Heartbeat(
             self._store,
             self.place,
-            status=lambda: {**listeners.status(), **asdict(self.statistics())},
+            status=lambda: {**listeners.status(), **self.statistics()},
             on_stop=listeners.stop,
-            on_failure=lambda text: self._fail(_told(text)),
+            on_failure=lambda text: self._fail(_failure_of(text)),
             on_silence=lambda rank: self._gone(max(rank, 0), SILENCE if rank >= 0 else NO_STORE),
             on_beat=listeners.beat,
         )
@@ -185,9 +184,9 @@ class Session:
 
     # --- any thread --------------------------------------------------------------------------------------------------
 
-    def statistics(self) -> FusionStatistics:
+    def statistics(self) -> dict[str, float]:
         """Statistics of this group's fusion."""
-        return self._fusion.statistics() if self._fusion is not None else FusionStatistics()
+        return self._fusion.statistics() if self._fusion is not None else {}
 
     def statuses(self) -> dict[int, Status]:
         """Newest status of every rank that has sent one, as a new dict."""
@@ -268,7 +267,7 @@ class Session:
             self._fusion.close()
 
 
-def _told(text: str) -> GroupLost:
+def _failure_of(text: str) -> GroupLost:
     """Make the error from another rank's failure text: its first line, then the cause."""
     what, _, cause = text.partition("\n")
     return GroupLost(what, facts={"cause": cause} if cause else None, fix="look at that rank's output")
@@ -281,6 +280,6 @@ def _write(store: Any, name: str, text: str) -> None:
         with contextlib.suppress(Exception):  # the store has ended
             store.compare_set(name, "", text)
 
-    thread = threading.Thread(target=write, name="asyncrl-tell", daemon=True)
+    thread = threading.Thread(target=write, name="asyncrl-store", daemon=True)
     thread.start()
     thread.join(TELL_SECONDS)

@@ -57,12 +57,11 @@ The reported ratio `achieved` is s / (I - I0): steps before `learning_starts` do
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.learning.pace import UNLIMITED, BalanceStatistics, Pace
+from asyncrl.learning.pace import UNLIMITED, Pace
 from asyncrl.options import COUNT
 from asyncrl.shm.kernel import kernel
 
@@ -70,8 +69,8 @@ _DEFAULT_ROWS_AHEAD = 4
 """Minimum M of the default error band; 4 rows give an actor enough work for the time of a wake-up."""
 _DEFAULT_BATCHES = 8
 """Minimum e of the default error band, in batches: with few samples per insert this allows a large M, so that actors
-that are the bottleneck do not need a grant every millisecond. In the run of `benchmarks/actors.py` on CartPole-v1: 0.36
-of the raw stepping rate with M = 4, 0.74 with this."""
+that are the bottleneck do not need a grant every millisecond. In the run of `benchmarks/systems/actors.py` on
+CartPole-v1: 0.36 of the raw stepping rate with M = 4, 0.74 with this."""
 
 
 class Balance(Pace):
@@ -86,6 +85,10 @@ class Balance(Pace):
         num_slots: slots of a ring; M is at most a sixteenth of it, so that most of the ring can be sampled.
         error_samples: e, or None for the minimum by (4) with M = 4 rows, but at least eight batches.
         max_env_steps: maximum number of steps granted (rounded up to whole rows), or None.
+
+    Attributes:
+        error_samples: e, bound of the cursor in samples; 0 if the pace is free.
+        rows_ahead: M, maximum number of rows granted ahead per ring.
 
     Raises:
         ValueError: an argument is out of its range, or the setting would deadlock by (4).
@@ -125,7 +128,7 @@ class Balance(Pace):
         self._num_actors = num_actors
         self._envs = envs_per_actor
         most_ahead = max(1, num_slots // 16)
-        self._error, self._rows_ahead = self._band(error_samples, most_ahead)
+        self.error_samples, self.rows_ahead = self._band(error_samples, most_ahead)
         self._written_off = 0.0
 
     def _band(self, error: float | None, most_ahead: int) -> tuple[float, int]:
@@ -176,14 +179,14 @@ class Balance(Pace):
             return 0
         if self._sigma is None:
             return UNLIMITED if self._inserted < self._max_steps else 0
-        return max(0, math.floor((self.cursor + self._error) / self._batch_size))
+        return max(0, math.floor((self.cursor + self.error_samples) / self._batch_size))
 
     def steps_wanted(self, updates: int) -> int:
         """Number of further steps to insert before `updates` updates are allowed; at least 1."""
         until_start = self._begin - self._inserted
         if self._sigma is None:
             return max(1, until_start)
-        for_ratio = (updates * self._batch_size - self._error - self.cursor) / self._sigma
+        for_ratio = (updates * self._batch_size - self.error_samples - self.cursor) / self._sigma
         return max(1, until_start, math.ceil(for_ratio))
 
     @property
@@ -192,7 +195,7 @@ class Balance(Pace):
 
         This costs nothing, because the steps are the bottleneck, and each wake-up briefly takes an actor's core.
         """
-        return max(1, int(self._error / (2 * self._batch_size)))
+        return max(1, int(self.error_samples / (2 * self._batch_size)))
 
     def exhausted(self) -> bool:
         """Whether `max_env_steps` are inserted and the updates for them are made.
@@ -217,13 +220,9 @@ class Balance(Pace):
         """
         allowed = self._max_steps
         if self._sigma is not None and not unpaced:
-            paid = self._sampled + self._written_off + self._error
+            paid = self._sampled + self._written_off + self.error_samples
             allowed = min(allowed, math.floor(paid / self._sigma) + self._start)
-        return bool(_fill(published, granted, allowed - self._inserted, self._envs, self._rows_ahead))
-
-    def statistics(self) -> BalanceStatistics:
-        """See `Pace`."""
-        return replace(super().statistics(), error_samples=self._error, rows_ahead=self._rows_ahead)
+        return bool(_fill(published, granted, allowed - self._inserted, self._envs, self.rows_ahead))
 
 
 @kernel("boolean(int64[::1], int64[::1], int64, int64, int64)")

@@ -55,6 +55,14 @@ class TrainClock:
         """Whether the clock is started and not paused."""
         return self._resumed is not None
 
+    def statistics(self) -> dict[str, float]:
+        """The three clocks by public name."""
+        return {
+            "time/time_elapsed": self.wall_seconds,
+            "train_seconds": self.train_seconds,
+            "startup_seconds": self.startup_seconds,
+        }
+
     @property
     def train_seconds(self) -> float:
         """Seconds of training so far."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.interfaces import Distribution, Metrics
 from asyncrl.shm.kernel import kernel
 
 _EXACT = 16
@@ -25,33 +25,20 @@ EDGES: NDArray[np.int64] = _edges()
 """Lower edges of the buckets; the last bucket is open."""
 
 
-@dataclass(frozen=True)
-class HistogramStatistics:
-    """Distribution of the values since the last report, and histogram since the start.
+class Histogram:
+    """Histogram of non-negative integers; used from one thread.
+
+    Args:
+        name: public name of the values, the first part of those of their statistics: `async/policy_lag`.
 
     Attributes:
-        mean, p95: p95 is the lower edge of the bucket that contains the 95th percentile. Without values since the last
-            report, `mean`, `p95` and `max` are those of the last interval that had any, or 0.
-        max: exact maximum.
-        samples: number of values since the last report.
-        edges, counts: `counts[i]` values since the start with `edges[i] <= value < edges[i + 1]`, trailing empty
-            buckets left out.
+        name: as given.
     """
-
-    mean: float = 0.0
-    p95: float = 0.0
-    max: int = 0
-    samples: int = 0
-    edges: tuple[int, ...] = ()
-    counts: tuple[int, ...] = ()
-
-
-class Histogram:
-    """Histogram of non-negative integers; used from one thread."""
 
     STATE: ClassVar[tuple[str, ...]] = ("_counts", "_reported", "_sums", "_total")
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self._counts = np.zeros(_OPEN, np.int64)
         self._reported = np.zeros(_OPEN, np.int64)
         self._sums = np.zeros(3, np.int64)  # samples, sum, max; since the last report
@@ -68,39 +55,34 @@ class Histogram:
         """
         return int(_add(now, then, each, self._counts, self._sums))
 
-    def statistics(self, reset: bool = False) -> HistogramStatistics:
-        """Distribution since the last report; `reset` begins a new interval."""
+    def statistics(self, reset: bool = False) -> Metrics:
+        """Mean, 95th percentile and maximum since the last report, by public name; `reset` begins a new interval.
+
+        An interval without values repeats the numbers of the last one that had any.
+        """
         samples, total, most = (int(x) for x in self._sums)
         if samples:
-            recent = self._counts - self._reported
-            self._last = total / samples, _percentile(recent, 0.95), most
-        used = int(np.flatnonzero(self._counts)[-1]) + 1 if self._counts.any() else 0
-        result = HistogramStatistics(
-            *self._last,
-            samples=samples,
-            edges=tuple(int(e) for e in EDGES[:used]),
-            counts=tuple(int(c) for c in self._counts[:used]),
-        )
+            self._last = total / samples, _percentile(self._counts - self._reported, 0.95), most
         if reset:
-            self._total[0] += samples
-            self._total[1] += total
+            self._total += (samples, total, 0)
             self._total[2] = max(int(self._total[2]), most)
             self._reported[:] = self._counts
             self._sums[:] = 0
-        return result
+        mean, p95, highest = self._last
+        return {f"{self.name}_mean": mean, f"{self.name}_p95": p95, f"{self.name}_max": highest}
 
-    def overall(self) -> HistogramStatistics:
+    def overall(self) -> Distribution:
         """Distribution over the whole run."""
-        recent = self.statistics()
-        samples = int(self._total[0]) + recent.samples
-        total = int(self._total[1]) + int(self._sums[1])
-        return HistogramStatistics(
+        samples, total, _ = (int(x) for x in self._total + self._sums)
+        used = int(np.flatnonzero(self._counts)[-1]) + 1 if samples else 0
+        return Distribution(
             mean=total / samples if samples else 0.0,
             p95=_percentile(self._counts, 0.95),
-            max=max(int(self._total[2]), recent.max),
+            max=int(max(self._total[2], self._sums[2])),
             samples=samples,
-            edges=recent.edges,
-            counts=recent.counts,
+            sum=total,
+            edges=tuple(EDGES[:used].tolist()),
+            counts=tuple(self._counts[:used].tolist()),
         )
 
 

@@ -34,12 +34,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from asyncrl.acting.modules import ModuleActingNetwork
 from asyncrl.acting.network_policy import ServedPolicy, own_weights, require_served
 from asyncrl.actors.connections import RequestBlocks
 from asyncrl.errors import AsyncRLError, InferenceFailed, describe_error
+from asyncrl.interfaces import Metrics
 from asyncrl.protocols import Policy
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.requests import Request, RequestLayout, ServerRequests
@@ -53,21 +53,6 @@ FIRST_WEIGHTS_SECONDS = 0.001
 MOST_ROWS = {"cpu": 32, "cuda": 4096}
 """Number of rows at which a pass accepts no further request. A CPU is no faster with more: the Nature CNN took 0.54 ms
 a row for 16 rows, 0.52 for 32, 0.59 for 64 and 0.56 for 256."""
-
-
-@dataclass(frozen=True)
-class InferenceStatistics:
-    """Work of the server so far.
-
-    Attributes:
-        passes: number of forward passes.
-        rows: number of observations in them.
-        wait_seconds: mean time over the actors spent asleep waiting for answers.
-    """
-
-    passes: int
-    rows: int
-    wait_seconds: float
 
 
 class InferenceServer:
@@ -129,10 +114,14 @@ class InferenceServer:
             block.close()
         self._blocks.clear()
 
-    def statistics(self) -> InferenceStatistics:
-        """Present statistics, a frozen record; any thread."""
+    def statistics(self) -> Metrics:
+        """Passes and their rows so far, and the mean time over the actors asleep waiting for answers; any thread."""
         waited = sum(block.wait_seconds() for block in self._blocks) / max(1, len(self._blocks))
-        return InferenceStatistics(self._passes, self._rows, waited)
+        return {
+            "inference_passes": self._passes,
+            "inference_rows": self._rows,
+            "inference_wait_seconds": waited,
+        }
 
     # --- server thread ----------------------------------------------------------------------------------------------
 

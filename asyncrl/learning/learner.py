@@ -21,16 +21,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.algorithms.value_bounds import ValueWatch
-from asyncrl.learning.histogram import HistogramStatistics
+from asyncrl.interfaces import Distribution, Metrics
 from asyncrl.learning.learner_thread import LearnerThread
-from asyncrl.learning.pace import BalanceStatistics
 from asyncrl.learning.update_loop import Priorities, UpdateLoop
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.shm.doorbell import Doorbell
@@ -39,44 +37,6 @@ DENSE_SECONDS = 0.001
 """Wait below which traffic is dense; then also the polling interval, in place of the doorbell."""
 DRAIN_SECONDS = 0.1
 """Longest sleep, which bounds the delay by a lost doorbell signal."""
-NOTHING, NO_BALANCE = HistogramStatistics(), BalanceStatistics(discipline="")
-"""Empty distribution and empty balance, the defaults of a report."""
-
-
-@dataclass(frozen=True)
-class LearnerReport:
-    """Statistics of the learner, taken on its thread between two bursts. The defaults describe a run without data.
-
-    Attributes:
-        updates: gradient steps so far.
-        policy_version: publications of weights so far.
-        wait_seconds: time since the start of `run` spent waiting for data (held time excluded).
-        train_metrics: scalars of the core, by metric name.
-        staleness, staleness_overall: of the samples used, in updates; since the last report, and since the start.
-        staleness_versions, staleness_versions_overall: the same in policy versions.
-        policy_lag, policy_lag_overall: of the steps received, in updates.
-        publish_interval: present number of updates between two publications of weights.
-        publish_seconds: median cost of a publication.
-        balance: statistics of the balance.
-        stored_steps: environment steps that can be trained on at present.
-        discarded_steps: environment steps discarded as too stale (segments also by a faulty ring), since the start.
-    """
-
-    updates: int = 0
-    policy_version: int = 0
-    wait_seconds: float = 0.0
-    train_metrics: dict[str, float] = field(default_factory=dict)
-    staleness: HistogramStatistics = NOTHING
-    staleness_overall: HistogramStatistics = NOTHING
-    staleness_versions: HistogramStatistics = NOTHING
-    staleness_versions_overall: HistogramStatistics = NOTHING
-    policy_lag: HistogramStatistics = NOTHING
-    policy_lag_overall: HistogramStatistics = NOTHING
-    publish_interval: float = 0.0
-    publish_seconds: float = 0.0
-    balance: BalanceStatistics = NO_BALANCE
-    stored_steps: int = 0
-    discarded_steps: int = 0
 
 
 class Learner:
@@ -128,6 +88,11 @@ class Learner:
     def policy_version(self) -> int:
         """Publications of weights so far; any thread."""
         return self._loop.publisher.version
+
+    @property
+    def discipline(self) -> str:
+        """`replay`, or the discipline of segments or lockstep replay."""
+        return self._loop.pace.discipline
 
     @property
     def priorities(self) -> NDArray[np.float32] | None:
@@ -197,8 +162,11 @@ class Learner:
         if not self._holds:
             self._resumed.set()
 
-    async def report(self) -> LearnerReport:
-        """Statistics since the last report, made between two bursts. Raises `TrainingDiverged` for a nonfinite loss."""
+    async def report(self) -> tuple[Metrics, dict[str, Distribution]]:
+        """Numbers since the last report and distributions since the start, by public name, between two bursts.
+
+        Raises `TrainingDiverged` for a nonfinite loss.
+        """
         return await self._thread.call(self._report)
 
     async def state_dict(self) -> dict[str, Any]:
@@ -270,28 +238,12 @@ class Learner:
             starved = not self._loop.tick()
         return starved
 
-    def _report(self) -> LearnerReport:
+    def _report(self) -> tuple[Metrics, dict[str, Distribution]]:
         loop = self._loop
-        updates = loop.updates
-        metrics = {name: float(value) for name, value in loop.core.metrics().items()} if updates else {}
-        if "train/loss" in metrics:
-            loop.divergence.check(metrics["train/loss"], updates)
-        self._value_watch.check(metrics, updates)
-        staleness, lag = loop.staleness, loop.policy_lag
-        return LearnerReport(
-            updates=updates,
-            policy_version=loop.publisher.version,
-            wait_seconds=self._wait_seconds,
-            train_metrics=metrics,
-            staleness_overall=staleness.in_updates.overall(),
-            staleness=staleness.in_updates.statistics(reset=True),
-            staleness_versions_overall=staleness.in_versions.overall(),
-            staleness_versions=staleness.in_versions.statistics(reset=True),
-            policy_lag_overall=lag.overall(),
-            policy_lag=lag.statistics(reset=True),
-            publish_interval=loop.publisher.interval,
-            publish_seconds=loop.publisher.publish_seconds,
-            balance=loop.pace.statistics(),
-            stored_steps=loop.stored_steps,
-            discarded_steps=loop.discarded_steps,
-        )
+        values = loop.core.metrics() if loop.updates else {}
+        core = {name if "/" in name else f"train/{name}": float(value) for name, value in values.items()}
+        if "train/loss" in core:
+            loop.divergence.check(core["train/loss"], loop.updates)
+        self._value_watch.check(core, loop.updates)
+        metrics = {**core, **loop.statistics(), "learner_wait_seconds": self._wait_seconds}
+        return metrics, loop.distributions()

@@ -22,10 +22,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from asyncrl.learning.pace import BalanceStatistics, Pace
+from asyncrl.learning.pace import Pace
 from asyncrl.learning.replay_loop import ReplayLoop
 from asyncrl.learning.update_loop import TICK_SECONDS
 
@@ -60,6 +59,7 @@ class LockstepBalance(Pace):
     """
 
     STATE = (*Pace.STATE, "_scheduled", "_start")
+    discipline = "lockstep"
     _sigma: float
 
     def __init__(
@@ -89,11 +89,6 @@ class LockstepBalance(Pace):
     def next_rows(self) -> int:
         """Rows of the next quantum; 0 if `max_env_steps` are inserted."""
         return 0 if self.complete else self.rows
-
-    def statistics(self) -> BalanceStatistics:
-        """See `Pace`."""
-        error = self._batch_size + self._sigma * self._streams * self.rows
-        return replace(super().statistics(), error_samples=error, rows_ahead=self.rows, discipline="lockstep")
 
 
 class LockstepReplayLoop(ReplayLoop):

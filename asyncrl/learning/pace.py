@@ -1,36 +1,10 @@
-"""Counts that the balances of all disciplines have in common, and their statistics; see `balance.py`."""
+"""Counts that the balances of all disciplines have in common; see `balance.py`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from asyncrl.interfaces import Metrics
 
 UNLIMITED = 1 << 62
-
-
-@dataclass(frozen=True)
-class BalanceStatistics:
-    """State of a balance at one moment.
-
-    Attributes:
-        target: target of samples per insert; None if the pace is free.
-        achieved: samples per step inserted after `learning_starts`; 0 before the first.
-        inserted_steps, sampled: I and s.
-        cursor: production ahead of consumption in samples, equation (1); 0 if the pace is free.
-        error_samples: bound of the cursor in samples, see `balance.py`; 0 if the pace is free.
-        rows_ahead: M, maximum number of rows granted ahead per ring.
-        received_steps: steps received by the learner; equal to I for replay.
-        discipline: `replay`, or the discipline of segments or lockstep replay.
-    """
-
-    target: float | None = None
-    achieved: float = 0.0
-    inserted_steps: int = 0
-    sampled: int = 0
-    cursor: float = 0.0
-    error_samples: float = 0.0
-    rows_ahead: int = 0
-    received_steps: int = 0
-    discipline: str = "replay"
 
 
 class Pace:
@@ -40,8 +14,12 @@ class Pace:
         samples_per_insert: sigma, or None for a free pace.
         learning_starts: I0 in environment steps.
         max_env_steps: number of environment steps at which the run ends, or None.
+
+    Attributes:
+        discipline: `replay`, or the discipline of segments or lockstep replay.
     """
 
+    discipline: str = "replay"
     STATE: tuple[str, ...] = ("_inserted", "_sampled")
 
     def __init__(
@@ -80,13 +58,11 @@ class Pace:
         since_start = self._inserted - self._start
         return self._sampled / since_start if since_start > 0 else 0.0
 
-    def statistics(self) -> BalanceStatistics:
-        """Present statistics, a frozen record."""
-        return BalanceStatistics(
-            target=self._sigma,
-            achieved=self.achieved,
-            inserted_steps=self._inserted,
-            sampled=self._sampled,
-            cursor=self.cursor,
-            received_steps=self._inserted,
-        )
+    def statistics(self) -> Metrics:
+        """Present numbers by public name."""
+        return {
+            "async/samples_per_insert": self.achieved,
+            "async/samples_per_insert_target": self._sigma,
+            "received_steps": self._inserted,
+            "consumed_samples": self._sampled,
+        }

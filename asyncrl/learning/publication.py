@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import TrainingDiverged
+from asyncrl.interfaces import Metrics
 from asyncrl.networks.flat_vector import FlatVector
 from asyncrl.protocols import Updater
 from asyncrl.shm.weights import WeightMailbox
@@ -88,10 +89,14 @@ class Publisher:
             return self.updates / max(1, self.version - 1)
         return float(self._interval if self._option == "auto" else self._option)
 
-    @property
-    def publish_seconds(self) -> float:
-        """Median cost of a publication in seconds; 0 until `COLD` + `WINDOW` publications were made."""
-        return self._publication_costs.median
+    def statistics(self) -> Metrics:
+        """Present numbers by public name; the cost is 0 until `COLD` + `WINDOW` publications were made."""
+        return {
+            "train/n_updates": self.updates,
+            "async/policy_version": self.version,
+            "async/publish_interval": self.interval,
+            "publish_seconds": self._publication_costs.median,
+        }
 
     def updated(self, seconds: float) -> None:
         """Count an update that took `seconds`, and publish if `interval` updates are unpublished.

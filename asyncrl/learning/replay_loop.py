@@ -41,7 +41,7 @@ class PolicyLagMeter(Histogram):
     STATE = (*Histogram.STATE, "_seen")
 
     def __init__(self, rings: Sequence[RingReader]) -> None:
-        super().__init__()
+        super().__init__("async/policy_lag")
         self._rings = tuple(rings)
         self._seen = np.zeros(len(self._rings), np.int64)
 
@@ -123,12 +123,12 @@ class ReplayLoop(UpdateLoop):
     @property
     def stored_steps(self) -> int:
         """See `UpdateLoop`."""
-        return self._replay.statistics().sampleable
+        return self._replay.stored_steps
 
     @property
     def discarded_steps(self) -> int:
         """See `UpdateLoop`."""
-        return self._replay.statistics().discarded_stale
+        return self._replay.discarded_steps
 
     def _give_up(self, index: int) -> None:
         self._replay.give_up(index)

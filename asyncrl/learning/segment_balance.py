@@ -49,13 +49,14 @@ The formulas are original to this package.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.learning.pace import BalanceStatistics, Pace
+from asyncrl.interfaces import Metrics
+from asyncrl.learning.pace import Pace
 from asyncrl.options import COUNT
 
 Discipline = Literal["relaxed", "lockstep", "synchronous"]
@@ -123,7 +124,7 @@ class SegmentBalance(Pace):
             )
         super().__init__(float(samples_per_insert), 0, max_env_steps)
         self._room = _room(shape, segments_per_batch)
-        self._discipline = discipline
+        self.discipline = discipline
         self._rings, self._length, self._batch = shape.num_rings, shape.length, segments_per_batch
         self._steps_of_segment = shape.length * shape.envs_per_actor
         self._credits = max(shape.num_rings, queue_batches * segments_per_batch)
@@ -158,7 +159,7 @@ class SegmentBalance(Pace):
         complete: list[int] = (complete_rows // self._length).tolist()
         before: list[int] = (np.maximum(granted - 1, 0) // self._length).tolist()
         have = list(before)
-        if self._discipline == "relaxed":
+        if self.discipline == "relaxed":
             self._deal(released, complete, have)
         else:
             self._next_round(released, have)
@@ -207,24 +208,20 @@ class SegmentBalance(Pace):
     @property
     def most_in_flight(self) -> int:
         """Maximum number of segments in flight, by (1) or (3) and the room."""
-        if self._discipline != "relaxed":
+        if self.discipline != "relaxed":
             return self._rings
         most = max(self._credits, self._batch + (self._rings - 1) * -(-self._credits // self._rings))
         return min(most, self._rings * self._room)
 
-    def statistics(self) -> BalanceStatistics:
-        """See `Pace`; `error_samples` is the cursor's maximum: segments in flight and a released batch in training."""
-        training = 0 if self._discipline == "synchronous" else self._batch
-        ahead = 1
-        if self._discipline == "relaxed":
-            ahead = min(-(-self._credits // self._rings), self._room)
-        return replace(
-            super().statistics(),
-            error_samples=self._sigma * (self.most_in_flight + training) * self._steps_of_segment,
-            rows_ahead=ahead * self._length,
-            received_steps=self._received,
-            discipline=self._discipline,
-        )
+    @property
+    def error_samples(self) -> float:
+        """Maximum of the cursor: samples of the segments in flight and of a released batch in training."""
+        training = 0 if self.discipline == "synchronous" else self._batch
+        return self._sigma * (self.most_in_flight + training) * self._steps_of_segment
+
+    def statistics(self) -> Metrics:
+        """See `Pace`."""
+        return {**super().statistics(), "received_steps": self._received}
 
 
 def _room(shape: SegmentShape, segments_per_batch: int) -> int:

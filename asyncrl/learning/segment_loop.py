@@ -75,7 +75,7 @@ class SegmentLoop(UpdateLoop):
             staleness=StalenessMeter(
                 algorithm.row_correction, algorithm.staleness_rate, algorithm.max_staleness, unit="versions"
             ),
-            policy_lag=Histogram(),
+            policy_lag=Histogram("async/policy_lag"),
             interval=None,
             **run,
         )

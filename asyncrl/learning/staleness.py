@@ -17,13 +17,13 @@ staleness s and rate a:
 TianJi (arXiv 2502.20190) motivates a correction of samples within the bound; the two forms are used in asynchronous SGD
 for stale gradients (power: FedAsync, arXiv 1903.03934; exponential: an alternative in the same paper). For replay
 algorithms the default is `none`: the rows of a replay are old by design, and the Bellman target does not depend on the
-behaviour policy. On CartPole-v1 (`python benchmarks/staleness.py`, 5 seeds, p95 of 160 to 192 versions) no correction
+behaviour policy. On CartPole-v1 (`benchmarks/learning/staleness.py`, 5 seeds, p95 of 160 to 192 versions) no correction
 reached a greedy 475 in a median of 1.4 s, power and exponential ones in 1.6 to 1.8 s.
 
 On-policy algorithms store the behaviour policy's log-probabilities, so they can also use truncated importance ratios:
 V-trace in IMPALA, the decoupled loss in PPO (`importance`). PPO on CartPole-v1 with an artificially slow learner and
-actors 16 batches ahead (`python benchmarks/staleness_segments.py`, 5 seeds, staleness p95 of 16, seconds to a training
-mean of 300, reached by all 5 seeds unless stated otherwise):
+actors 16 batches ahead (`benchmarks/learning/staleness_segments.py`, 5 seeds, staleness p95 of 16, seconds to a
+training mean of 300, reached by all 5 seeds unless stated otherwise):
 
     correction     no bound            max_staleness 4 (60 % discarded)
     none           3.4                 1.35
@@ -46,7 +46,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.interfaces import Batch, Segment, SequenceBatch
+from asyncrl.interfaces import Batch, Metrics, Segment, SequenceBatch
 from asyncrl.learning.histogram import Histogram
 from asyncrl.shm.kernel import kernel
 
@@ -92,7 +92,10 @@ class StalenessMeter:
         self._rate = float(rate)
         self._bound = max_staleness
         self._by_updates = unit == "updates"
-        self.in_updates, self.in_versions = Histogram(), Histogram()
+        self.in_updates, self.in_versions = (
+            Histogram("async/staleness"),
+            Histogram("async/staleness_versions"),
+        )
 
     def measure(
         self, updates: int, version: int, batch: Batch | SequenceBatch | Segment, each: int = 1
@@ -117,6 +120,10 @@ class StalenessMeter:
         assert self._bound is None or most <= self._bound, (
             f"a row with staleness {most} reached an update, max_staleness is {self._bound}"
         )
+
+    def statistics(self) -> Metrics:
+        """Staleness since the last call, in updates and in versions, by public name."""
+        return {**self.in_updates.statistics(reset=True), **self.in_versions.statistics(reset=True)}
 
 
 @kernel("void(int64, int64[::1], int64[::1], float32[::1], int64, float64)")

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import RingCorrupt
+from asyncrl.interfaces import Distribution, Metrics
 from asyncrl.learning.divergence import Divergence
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.pace import Pace
@@ -163,6 +164,24 @@ class UpdateLoop(ABC):
     def priorities(self) -> NDArray[np.float32] | None:
         """Priorities of a replay `[rings, slots, leaves of a row]`, a view; None for segments."""
         return None
+
+    def statistics(self) -> Metrics:
+        """Present numbers of the loop and its parts by public name; begins a new interval of the distributions."""
+        return {
+            **self.publisher.statistics(),
+            **self.pace.statistics(),
+            **self.staleness.statistics(),
+            **self.policy_lag.statistics(reset=True),
+            "replay_steps": self.stored_steps,
+            "replay_capacity": sum(ring.num_slots * ring.num_envs for ring in self.rings),
+            "discarded_steps": self.discarded_steps,
+            "discarded_fraction": self.discarded_steps / max(1, self.inserted_steps),
+        }
+
+    def distributions(self) -> dict[str, Distribution]:
+        """Distributions over the whole run, by public name."""
+        meters = self.staleness.in_updates, self.staleness.in_versions, self.policy_lag
+        return {meter.name: meter.overall() for meter in meters}
 
     # --- rings -------------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 torch computes float32 products with MKL, which takes no AVX-512 kernels on AMD's processors; NumPy's OpenBLAS does.
 GFLOP/s on one thread of a Zen 5, torch / NumPy: 111 / 237 for (256, 256, 256), 88 / 184 for (64, 64, 64). On a Zen 4,
 whose AVX-512 units are half as wide, wide products are equal and narrow ones differ: (256, 256, 6) takes 88 / 8.5
-microseconds. `benchmarks/products.py` measures both.
+microseconds. `benchmarks/systems/products.py` measures both.
 
 The choice follows from the processor and from how torch and NumPy were built, never from a timing: the digits of a
 lockstep run depend on it. `np.dot` is used rather than `np.matmul`: its fixed cost is smaller and it computes outer

@@ -21,7 +21,6 @@ from asyncrl.replay import tables as table
 from asyncrl.replay.gather import first_of_stack
 from asyncrl.replay.handles import address_of, int32s, uint8s
 from asyncrl.replay.priority_rules import PriorityRules
-from asyncrl.replay.ring_replay import ReplayStatistics as ReplayStatistics
 from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.replay.sum_tree import on_pages
 from asyncrl.replay.tables import (

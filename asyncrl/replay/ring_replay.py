@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -27,31 +26,6 @@ _BATCHES_KNOWN = 8  # a learner has one or two; the limit bounds the memory if n
 B = TypeVar("B", Batch, SequenceBatch)
 
 
-@dataclass(frozen=True)
-class ReplayStatistics:
-    """Statistics of a replay at one time: env-steps, counted since the start unless noted otherwise.
-
-    Attributes:
-        sampleable: env-steps that may be sampled now.
-        capacity: maximum env-steps in the rings.
-        inserted: env-steps ingested, RESET rows excluded.
-        sampled: env-steps sampled, repetitions included.
-        retired: env-steps that could still be sampled when they were retired for a grant.
-        discarded_stale: env-steps retired because their policy was too old, before a grant.
-        stale_updates_ignored: new priorities ignored because their rows had been retired.
-        largest_priority: priority of new rows (after the exponent alpha), the largest of the recent priorities.
-    """
-
-    sampleable: int
-    capacity: int
-    inserted: int
-    sampled: int
-    retired: int
-    discarded_stale: int
-    stale_updates_ignored: int
-    largest_priority: float
-
-
 class RingReplay(ABC, Generic[B]):
     """Replay over a set of rings of one layout; learner thread only.
 
@@ -60,7 +34,6 @@ class RingReplay(ABC, Generic[B]):
 
     Attributes:
         rings: the rings, in the order of their indices.
-        capacity: maximum env-steps in the rings.
         shape: shape of the sampled sequences.
         tree: sum tree of the priorities, a sequence's at its first row; for tests.
     """
@@ -99,7 +72,6 @@ class RingReplay(ABC, Generic[B]):
         self._rng = rng
         layout = self.rings[0].layout
         env_bits = (layout.num_envs - 1).bit_length()
-        self.capacity = len(rings) * layout.num_slots * layout.num_envs
         self.tree = SumTree((len(rings) * layout.num_slots) << env_bits)
         self._table = ring_table(self.rings)
         self._faulty = self._table[:, table.FAULTY]
@@ -276,19 +248,15 @@ class RingReplay(ABC, Generic[B]):
         """`[R]`, published rows of each ring at the last `ingest`, a copy."""
         return self._table[:, table.SEEN].copy()
 
-    def statistics(self) -> ReplayStatistics:
-        """Statistics of the replay now."""
-        state = self._state
-        return ReplayStatistics(
-            sampleable=self.sampleable,
-            capacity=self.capacity,
-            inserted=self.inserted,
-            sampled=int(state[table.SAMPLED]),
-            retired=int(state[table.RETIRED]),
-            discarded_stale=int(state[table.DISCARDED]),
-            stale_updates_ignored=int(state[table.IGNORED]),
-            largest_priority=float(self._numbers[table.FIRST]),
-        )
+    @property
+    def stored_steps(self) -> int:
+        """Environment steps that may be sampled: `period` for each transition or sequence."""
+        return self.sampleable * self.shape.period
+
+    @property
+    def discarded_steps(self) -> int:
+        """Environment steps retired before a grant since the start, because their policy was too old."""
+        return int(self._state[table.DISCARDED])
 
 
 def _check(rings: Sequence[RingReader], shape: SequenceShape, frame_stack: int) -> None:

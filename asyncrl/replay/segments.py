@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,27 +24,6 @@ from asyncrl.errors import RingCorrupt
 from asyncrl.interfaces import RESET, Segment
 from asyncrl.replay.segment_stacks import SegmentStacks
 from asyncrl.shm import RingReader
-
-
-@dataclass(frozen=True)
-class SegmentStatistics:
-    """Statistics of a segment queue at one time; counts are since the start unless noted otherwise.
-
-    Attributes:
-        ready: segments that are complete and not taken, now.
-        taken_segments: segments taken.
-        taken_steps: env-steps in them, RESET rows excluded.
-        inserted_steps: env-steps in all complete segments, RESET rows excluded.
-        copied_segments: taken segments that wrapped around the ring's end and were copied.
-        capacity: maximum env-steps in the rings.
-    """
-
-    ready: int
-    taken_segments: int
-    taken_steps: int
-    inserted_steps: int
-    copied_segments: int
-    capacity: int
 
 
 class SegmentQueue:
@@ -67,10 +45,7 @@ class SegmentQueue:
         ValueError: no rings, rings of different layouts, a length below 1, or rings of fewer than `length + 1` slots.
     """
 
-    STATE = (
-        *("_complete", "_taken", "_released", "_stacks"),
-        *("_taken_segments", "_taken_steps", "_inserted_steps", "_copied_segments"),
-    )
+    STATE = ("_complete", "_taken", "_released", "_stacks")
 
     def __init__(self, rings: Sequence[RingReader], *, length: int, frame_stack: int = 1) -> None:
         _check(rings, length)
@@ -81,13 +56,10 @@ class SegmentQueue:
         spec = layout.spec
         shape = frame_stack, layout.num_envs, spec.observation_shape, spec.observation_dtype
         self._stacks = [SegmentStacks(*shape) for _ in rings] if frame_stack > 1 else []
-        self._capacity = len(rings) * layout.num_slots * layout.num_envs
         self._seen = np.zeros(len(rings), np.int64)
         # Rows that are complete, taken, released; multiples of T.
         self._complete, self._taken, self._released = (np.zeros(len(rings), np.int64) for _ in range(3))
         self._arrivals: deque[int] = deque()  # ring of each ready segment, in order of arrival
-        self._steps: tuple[deque[int], ...] = tuple(deque() for _ in rings)  # env-steps of each, by ring
-        self._taken_segments = self._taken_steps = self._inserted_steps = self._copied_segments = 0
 
     def poll(self) -> int:
         """Queue the segments completed since the last call; returns their env-steps, RESET rows excluded.
@@ -107,7 +79,6 @@ class SegmentQueue:
                 new.append((nth, r))
                 nth += 1
         self._arrivals.extend(r for _, r in sorted(new))
-        self._inserted_steps += steps
         return steps
 
     def _look(self, r: int, ring: RingReader) -> bool:
@@ -134,11 +105,9 @@ class SegmentQueue:
     def _complete_one(self, ring: int) -> int:
         """Count the next segment of `ring` as complete; returns its env-steps, RESET rows excluded."""
         first = int(self._complete[ring])
-        flags, _ = self._rows(self.rings[ring].flags, first)
-        steps = int(np.count_nonzero((flags & RESET) == 0))
-        self._steps[ring].append(steps)
+        flags = self._rows(self.rings[ring].flags, first)
         self._complete[ring] += self.length
-        return steps
+        return int(np.count_nonzero((flags & RESET) == 0))
 
     @property
     def ready(self) -> int:
@@ -148,7 +117,7 @@ class SegmentQueue:
     @property
     def each_ready(self) -> bool:
         """Whether every ring has a segment that is complete and not taken."""
-        return all(self._steps)
+        return bool((self._taken < self._complete).all())
 
     def take(self, count: int) -> list[Segment]:
         """Take the first `count` segments of all rings, in order of arrival.
@@ -166,8 +135,8 @@ class SegmentQueue:
         Raises:
             ValueError: a ring has none; nothing is taken.
         """
-        for r, waiting in enumerate(self._steps):
-            if not waiting:
+        for r in range(len(self.rings)):
+            if self._taken[r] == self._complete[r]:
                 raise ValueError(f"every ring must have a complete segment, got none in ring {r}")
         for r in range(len(self.rings)):
             self._arrivals.remove(r)  # the first of this ring: a ring's segments are in order
@@ -175,37 +144,34 @@ class SegmentQueue:
 
     def _take(self, r: int) -> Segment:
         ring, first = self.rings[r], int(self._taken[r])
-        obs, copied = self._rows(ring.obs, first)
+        obs = self._rows(ring.obs, first)
         last_obs = ring.obs[:, (first + self.length) & (self._num_slots - 1)]
-        flags = self._rows(ring.flags, first)[0]
+        flags = self._rows(ring.flags, first)
         if self._stacks:
             obs, last_obs = self._stacks[r].cut(obs, last_obs, flags)
         self._taken[r] += self.length
-        self._taken_segments += 1
-        self._taken_steps += self._steps[r].popleft()
-        self._copied_segments += copied
         return Segment(
             ring=r,
             first=first,
             obs=obs,
             last_obs=last_obs,
-            action=self._rows(ring.action, first)[0],
-            reward=self._rows(ring.reward, first)[0],
+            action=self._rows(ring.action, first),
+            reward=self._rows(ring.reward, first),
             flags=flags,
-            version=self._rows(ring.version[np.newaxis], first)[0][0],
-            policy_updates=self._rows(ring.policy_updates[np.newaxis], first)[0][0],
-            extras={name: self._rows(values, first)[0] for name, values in ring.extras.items()},
+            version=self._rows(ring.version[np.newaxis], first)[0],
+            policy_updates=self._rows(ring.policy_updates[np.newaxis], first)[0],
+            extras={name: self._rows(values, first) for name, values in ring.extras.items()},
             weight=np.ones(self.length, np.float32),
             staleness=np.zeros(self.length, np.int64),
         )
 
-    def _rows(self, array: NDArray[Any], first: int) -> tuple[NDArray[Any], bool]:
-        """Rows `[first, first + T)` of `[E, S, ...]`, and whether they are a copy (because they wrap) or a view."""
+    def _rows(self, array: NDArray[Any], first: int) -> NDArray[Any]:
+        """Rows `[first, first + T)` of `[E, S, ...]`: a view, or a copy if they wrap."""
         start = first & (self._num_slots - 1)
         beyond = start + self.length - self._num_slots
         if beyond <= 0:
-            return array[:, start : start + self.length], False
-        return np.concatenate((array[:, start:], array[:, :beyond]), axis=1), True
+            return array[:, start : start + self.length]
+        return np.concatenate((array[:, start:], array[:, :beyond]), axis=1)
 
     def release(self, segment: Segment) -> None:
         """Release the rows of `segment`: a grant may now overwrite them, so the segment must not be read any more.
@@ -252,17 +218,6 @@ class SegmentQueue:
     def next_wake(self) -> NDArray[np.int64]:
         """`[N]`, position of each ring at which its next segment will be complete; for `wake_at`."""
         return self._complete + self.length
-
-    def statistics(self) -> SegmentStatistics:
-        """Statistics of the queue now."""
-        return SegmentStatistics(
-            ready=self.ready,
-            taken_segments=self._taken_segments,
-            taken_steps=self._taken_steps,
-            inserted_steps=self._inserted_steps,
-            copied_segments=self._copied_segments,
-            capacity=self._capacity,
-        )
 
 
 def _check(rings: Sequence[RingReader], length: int) -> None:

@@ -9,7 +9,6 @@ microseconds, and the update on them 19 milliseconds (hidden sizes 64 and 64, an
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from asyncrl.interfaces import SequenceBatch
 from asyncrl.replay.gather import begins_episode, copy_rows, copy_stack, cut, first_of_stack, is_trained
 from asyncrl.replay.handles import copy_bytes, float32s, int32s, int64s, uint8s
-from asyncrl.replay.ring_replay import ReplayStatistics, RingReplay
+from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.replay.sampling import take_leaves
 from asyncrl.replay.tables import (
     ACTION,
@@ -74,16 +73,6 @@ class SequenceReplay(RingReplay[SequenceBatch]):
 
     def _draw(self, to: BatchTable, beta: float) -> None:
         sample_sequences(*self._tree, self._numbers, beta, to.addresses, to.uniforms, to.rest, to.work)
-
-    def statistics(self) -> ReplayStatistics:
-        """Statistics in env-steps: `period` per sampleable or retired sequence, `length` per sampled one."""
-        counted = super().statistics()
-        return replace(
-            counted,
-            sampleable=counted.sampleable * self.shape.period,
-            retired=counted.retired * self.shape.period,
-            sampled=counted.sampled * self.shape.length,
-        )
 
 
 @inlined

@@ -20,7 +20,7 @@ LLVM turns it into branches.)
 *float32 leaves without BEFORE*: a sample or an update accesses one line of 64 bytes that may be in main memory; the
 levels above take 2 MB per million leaves and stay in the cache. float64 leaves with BEFORE were as fast alone and
 slower beside a gather, which competes for the cache.
-*K = 8*: of 4, 8, 16, 32 and 64 the fastest sum of sample and update (`python benchmarks/replay.py`, "fanout").
+*K = 8*: of 4, 8, 16, 32 and 64 the fastest sum of sample and update (`python -m benchmarks.systems.replay`, "fanout").
 *Unsigned indices* in kernels: with a signed index numba tests for wrap-around at each access (2 times slower).
 
 K-ary tree: Zhang et al., "Parallel Actors and Learners", arXiv 2110.01101, section IV; stratified

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.config import EPISODE_WINDOW
+from asyncrl.interfaces import Metrics
 
 
 @dataclass
@@ -55,9 +56,13 @@ class EpisodeWindow:
         """Mean length of the window, None before the first episode."""
         return sum(entry[3] for entry in self._last) / len(self._last) if self._last else None
 
-    def statistics(self) -> dict[str, Any]:
-        """Number of episodes, and the means of the window, by the names of a snapshot."""
-        return {"episodes": self.count, "return_mean": self.return_mean, "length_mean": self.length_mean}
+    def statistics(self) -> Metrics:
+        """Number of episodes, and the means of the window, by public name."""
+        return {
+            "episodes": self.count,
+            "rollout/ep_rew_mean": self.return_mean,
+            "rollout/ep_len_mean": self.length_mean,
+        }
 
     def state(self) -> dict[str, Any]:
         """State for `restore`, as arrays."""

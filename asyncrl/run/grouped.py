@@ -30,7 +30,7 @@ from asyncrl.learning.learner import Learner
 from asyncrl.options import option_values
 from asyncrl.protocols import Algorithm
 from asyncrl.show.group_statistics import GroupStatistics
-from asyncrl.show.metrics import Snapshot
+from asyncrl.show.metrics import Snapshot, over_groups
 from asyncrl.storage.resume import Resumption, prepare_resumption
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Group:
         machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         counted, done = 0, 0
         self._before = self._begun = 0, 0
-        self._looked: tuple[int, float] | None = None
+        self._last_count: tuple[int, float] | None = None
         if resumed is not None:
             counted, done = resumed.env_steps, resumed.env_steps + resumed.other_steps
             self._before = made_before(resumed, place.size, config.fusion)
@@ -218,6 +218,7 @@ class Group:
         await asyncio.to_thread(self.session.leave)
 
     def _status(self) -> dict[str, Any]:
+        """Status of this group for the others: entries of `GroupStatistics`, and its own metrics."""
         learner, latest = self._learner, self._latest
         lag = latest.policy_lag_sum / max(1, sum(latest.policy_lag_counts)) if latest else 0.0
         return {
@@ -229,6 +230,7 @@ class Group:
             "env_steps_per_second": latest.env_steps_per_second if latest else 0.0,
             "updates_per_second": latest.updates_per_second if latest else 0.0,
             "policy_lag_mean": lag,
+            "metrics": latest.metrics if latest else {},
         }
 
     def _beat(self, statuses: dict[int, dict[str, Any]]) -> None:
@@ -241,13 +243,13 @@ class Group:
             return
         done, now = sum(status["env_steps"] for status in statuses.values()), time.monotonic()
         done += self._made_before()[0]
-        place, unheard = self.session.place, {"env_steps": self._begun[0]}
-        others = (statuses.get(rank, unheard) for rank in range(place.size) if rank != place.rank)
+        place, unknown = self.session.place, {"env_steps": self._begun[0]}
+        others = (statuses.get(rank, unknown) for rank in range(place.size) if rank != place.rank)
         self._elsewhere = self._made_before()[0] + sum(status["env_steps"] for status in others)
         if self.leads and done >= total:
             self._stop("total_steps")
-        before, then = self._looked or (done, now)
-        self._looked = done, now
+        before, then = self._last_count or (done, now)
+        self._last_count = done, now
         near = (total - done) * (now - then) < OFTEN_BEFORE_SECONDS * (done - before)
         if near and self.session.heartbeat is not None:
             self.session.heartbeat.beat_often()
@@ -259,20 +261,16 @@ class Group:
         self._latest = snapshot
         if not self.leads:
             return snapshot
-        groups, counted = self.groups(), self.others()
-        others = [group for group in groups if group.rank]
-        together = self.whole[0].fusion != "gradients"  # otherwise all groups make the same updates
-        return dataclasses.replace(
-            snapshot,
-            groups=groups,
-            total_steps=self.whole[0].total_steps,
-            env_steps=snapshot.env_steps + sum(counted["env_steps"]),
-            env_steps_per_second=snapshot.env_steps_per_second
-            + sum(group.env_steps_per_second for group in others),
-            updates=snapshot.updates + sum(counted["updates"]),
-            updates_per_second=snapshot.updates_per_second
-            + together * sum(group.updates_per_second for group in others),
-        )
+        counted, rank = self.others(), self.session.place.rank
+        others = [status.get("metrics", {}) for r, status in self.session.statuses().items() if r != rank]
+        metrics = over_groups(snapshot.metrics, others) | {
+            "time/total_timesteps": snapshot.env_steps + sum(counted["env_steps"]),
+            "train/n_updates": snapshot.updates + sum(counted["updates"]),
+        }
+        if self.whole[0].fusion == "gradients":  # all groups make the same updates
+            metrics["updates_per_second"] = snapshot.updates_per_second
+        total = self.whole[0].total_steps
+        return dataclasses.replace(snapshot, metrics=metrics, groups=self.groups(), total_steps=total)
 
     def others(self) -> dict[str, list[int]]:
         """Steps and updates of the other groups, to be added to rank 0's; for its checkpoints.
@@ -315,12 +313,12 @@ class Group:
 
     def groups(self) -> tuple[GroupStatistics, ...]:
         """Latest statistics of every group, in the order of ranks."""
-        heard = self.session.statuses()
-        heard[self.session.place.rank] = {**self._status(), **dataclasses.asdict(self.session.statistics())}
+        statuses = self.session.statuses()
+        statuses[self.session.place.rank] = {**self._status(), **self.session.statistics()}
         names = [field.name for field in dataclasses.fields(GroupStatistics) if field.name != "rank"]
         return tuple(
             GroupStatistics(rank=rank, **{name: status[name] for name in names if name in status})
-            for rank, status in sorted(heard.items())
+            for rank, status in sorted(statuses.items())
         )
 
 

@@ -9,32 +9,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import math
 import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 from asyncrl.actors.pool import ActorPool
-from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import ListenerFailed, SamplesTooStale, describe_error
+from asyncrl.interfaces import Metrics
 from asyncrl.learning.clock import TrainClock
-from asyncrl.learning.histogram import HistogramStatistics
-from asyncrl.learning.inference_server import InferenceStatistics
-from asyncrl.learning.learner import LearnerReport
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.episode_window import EpisodeWindow
-from asyncrl.show.metrics import EvaluationResult, Snapshot
-from asyncrl.show.rates import Counters, RateMeter
+from asyncrl.show.metrics import UNMEASURED, EvaluationResult, Snapshot
+from asyncrl.show.rates import RateMeter
 from asyncrl.show.writers import RunWriters
 from asyncrl.storage.run_directory import RunDirectory
 
-OPTIONS = ("algo", "env", "seed", "total_steps", "target_return", "target_training_return", "max_seconds")
-"""Options of a run that a snapshot has too."""
 LEAST_SECONDS = 0.05
 """Least time between two reports, unless an evaluation requests one."""
-LOOK_SECONDS = 0.02
+CHECK_SECONDS = 0.02
 """Interval at which the environment steps are checked."""
 STALE_FRACTION = 0.5
 """Discarded fraction from which ASYNC020 is given, once."""
@@ -59,26 +53,26 @@ class ReportTimes:
         self._interval_seconds = interval_seconds
         self._interval_steps = interval_steps
         self._now = now
-        self._then = -float("inf")
+        self._reported_at = -float("inf")
         self._next_steps = interval_steps
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """Make a report due now, because an evaluation has ended."""
-        self._asked.set()
+        self._requested.set()
 
     def due(self, env_steps: int) -> bool:
         """Whether a report is due at `env_steps`."""
-        seconds = self._now() - self._then
-        if self._asked.is_set() or seconds >= self._interval_seconds:
+        seconds = self._now() - self._reported_at
+        if self._requested.is_set() or seconds >= self._interval_seconds:
             return True
         passed = self._next_steps is not None and env_steps >= self._next_steps
         return passed and seconds >= LEAST_SECONDS
 
     def reported(self, env_steps: int) -> None:
-        """Note that a report begins now; a later `ask` requests the next one."""
-        self._then = self._now()
-        self._asked.clear()
+        """Note that a report begins now; a later `request` is for the next one."""
+        self._reported_at = self._now()
+        self._requested.clear()
         if self._interval_steps is not None:
             self._next_steps = (env_steps // self._interval_steps + 1) * self._interval_steps
 
@@ -88,12 +82,12 @@ class ReportTimes:
             # Not `wait_for`: before Python 3.12 it drops a cancellation that comes together with the event, and the
             # last evaluation asks for a report just before it ends the run.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._asked.wait()
+                async with asyncio.timeout(CHECK_SECONDS):
+                    await self._requested.wait()
 
 
 class Reporter:
-    """Makes snapshots of a run, writes them and passes them to the listener; event-loop thread only.
+    """Completes the metrics of a run, writes its snapshots and passes them to the listener; event-loop thread only.
 
     Args:
         config: the run's options.
@@ -128,15 +122,14 @@ class Reporter:
         self.returns: list[tuple[int, float]] = []
         self.actor_wait_seconds = 0.0
         self.restarts_before = 0
-        self._config = config
         self._clock = clock
         self._listener = listener
         self._callbacks = callbacks
         self._meter = RateMeter()
-        self._meter.observe(time.monotonic(), Counters())
+        self._meter.observe(time.monotonic(), {})
         self._actors_waited = 0.0
         self._writers: RunWriters | None = None
-        self._told: tuple[int, int, int] | None = None
+        self._last_moment: tuple[int, int, int] | None = None
         self._warned_of_staleness = self._warned_of_listener = False
 
     def current(self) -> Snapshot:
@@ -154,13 +147,16 @@ class Reporter:
         if self._writers is not None:
             self._writers.close()
 
-    def go_on_from(
-        self, actors: tuple[ActorStatistics, ...], learner: LearnerReport, waited: float, restarts: int
-    ) -> None:
-        """Restore counters of an earlier run, so that rates count only what is added from now on."""
+    def go_on_from(self, metrics: Metrics, waited: float, restarts: int) -> None:
+        """Restore numbers of an earlier run, so that rates count only what is added from now on.
+
+        Args:
+            metrics: numbers of actors and learner by public name.
+            waited: `actor_wait_seconds`.
+            restarts: actor restarts.
+        """
         self._meter = RateMeter()
-        env_steps = sum(actor.env_steps for actor in actors)
-        self._meter.observe(time.monotonic(), _counters(env_steps, learner))
+        self._meter.observe(time.monotonic(), metrics)
         self.actor_wait_seconds, self.restarts_before = waited, restarts
 
     def read_actors(self, pool: ActorPool) -> None:
@@ -177,60 +173,15 @@ class Reporter:
             self.actor_wait_seconds += seconds - self._actors_waited
         self._actors_waited = seconds
 
-    def snapshot(
-        self,
-        state: str,
-        learner: LearnerReport | None = None,
-        *,
-        actors: tuple[ActorStatistics, ...] = (),
-        inference: InferenceStatistics | None = None,
-        replay_capacity: int = 0,
-        network: str = "",
-        exploration_rate: float | None = None,
-        evaluations: tuple[EvaluationResult, ...] = (),
-        best: EvaluationResult | None = None,
-        stop_reason: str | None = None,
-        error: str | None = None,
-    ) -> Snapshot:
-        """Make a snapshot of the current state; rates are over the time since the last call.
+    def metrics(self, measured: Metrics) -> Metrics:
+        """Complete the numbers of the run, in the order of the table; rates are over the time since the last call.
 
         Args:
-            state: state of the run.
-            learner: the learner's report, None before there is one.
-            actors: statistics of every actor.
-            inference: statistics of the inference server, None where actors run the network.
-            replay_capacity: capacity of all rings in environment steps.
-            network: name of the convolutional network, "" for none.
-            exploration_rate: mean exploration rate if it is an epsilon, else None.
-            evaluations: all evaluations so far.
-            best: the best of them.
-            stop_reason: why the run has ended, None before its end.
-            error: text of the error that ended it, or None.
+            measured: what actors, learner and inference server have measured, by public name.
         """
-        clock, learner = self._clock, learner or LearnerReport()
-        env_steps = sum(actor.env_steps for actor in actors)
-        rates = self._meter.observe(time.monotonic(), _counters(env_steps, learner, inference))
-        return Snapshot(
-            state=state,
-            wall_seconds=clock.wall_seconds,
-            train_seconds=clock.train_seconds,
-            startup_seconds=clock.startup_seconds,
-            env_steps=env_steps,
-            **self.episodes.statistics(),
-            exploration_rate=exploration_rate,
-            evaluations=evaluations,
-            best_evaluation=best,
-            replay_capacity=replay_capacity,
-            actor_restarts=self.restarts_before + sum(actor.restarts for actor in actors),
-            stop_reason=stop_reason,
-            error=error,
-            network=network,
-            **{name: getattr(self._config, name) for name in OPTIONS},
-            **vars(rates),
-            evaluation=evaluations[-1] if evaluations else None,
-            **_of_actors(actors),
-            **_of_learner(learner),
-        )
+        metrics = {**UNMEASURED, **measured, **self._clock.statistics(), **self.episodes.statistics()}
+        metrics["async/actor_restarts"] = self.restarts_before + (metrics["async/actor_restarts"] or 0)
+        return metrics | self._meter.observe(time.monotonic(), metrics)
 
     def show(self, snapshot: Snapshot) -> None:
         """Write a snapshot and pass it to the listener, even if writing fails, and to the callbacks."""
@@ -243,12 +194,12 @@ class Reporter:
         self._call_callbacks(snapshot)
         self._warned_of_staleness = self._warned_of_staleness or _warn_of_staleness(snapshot)
 
-    def tell(self, state: str, **fields: Any) -> None:
-        """Show a new state at once: pass the newest snapshot with it to the listener and the page, not to files."""
+    def show_state(self, state: str, **fields: Any) -> None:
+        """Pass the newest snapshot with a new state to the listener and the page at once; files do not get it."""
         self.state = state
         if self.last is not None:
-            seconds = self._clock.wall_seconds
-            self.last = dataclasses.replace(self.last, state=state, wall_seconds=seconds, **fields)
+            metrics = {**self.last.metrics, **self._clock.statistics()}
+            self.last = dataclasses.replace(self.last, state=state, metrics=metrics, **fields)
             self._call_listener(self.last)
 
     def evaluated(self, result: EvaluationResult) -> None:
@@ -256,16 +207,16 @@ class Reporter:
         if self._writers is not None:
             self._writers.write(result)
         self._callbacks.evaluation(result)
-        self.times.ask()
+        self.times.request()
 
     def _call_callbacks(self, snapshot: Snapshot) -> None:
         """Call `on_report`, unless nothing that is learned has changed since the last call and the run goes on.
 
         Actors and learner may rest for a long time: training waits for an evaluation, or has ended before the last one.
         """
-        told = snapshot.env_steps, snapshot.updates, len(snapshot.evaluations)
-        if told != self._told or snapshot.stop_reason is not None:
-            self._told = told if self._callbacks.started else None
+        moment = snapshot.env_steps, snapshot.updates, len(snapshot.evaluations)
+        if moment != self._last_moment or snapshot.stop_reason is not None:
+            self._last_moment = moment if self._callbacks.started else None
             self._callbacks.report(snapshot)
 
     def _keep_return(self, snapshot: Snapshot) -> None:
@@ -288,72 +239,6 @@ class Reporter:
                     "on, and the callback gets the next snapshot too; mend it"
                 )
                 warnings.warn(ListenerFailed(text), stacklevel=2)
-
-
-def _counters(
-    env_steps: int, learner: LearnerReport, inference: InferenceStatistics | None = None
-) -> Counters:
-    return Counters(
-        produced=env_steps,
-        received=learner.balance.received_steps,
-        consumed=learner.balance.sampled,
-        updates=learner.updates,
-        learner_wait_seconds=learner.wait_seconds,
-        inference=(inference.passes, inference.rows, inference.wait_seconds) if inference else None,
-    )
-
-
-def _of_actors(actors: tuple[ActorStatistics, ...]) -> dict[str, Any]:
-    return {
-        "actors": actors,
-        "actor_wait_fraction": _mean([actor.wait_fraction for actor in actors]),
-        "ring_fill": _mean([actor.ring_fill for actor in actors]),
-    }
-
-
-def _of_learner(learner: LearnerReport) -> dict[str, Any]:
-    metrics, balance = dict(learner.train_metrics), learner.balance
-    return {
-        "updates": learner.updates,
-        "policy_version": learner.policy_version,
-        "loss": metrics.pop("train/loss", None),
-        "learning_rate": metrics.pop("train/learning_rate", None),
-        "train_metrics": metrics,
-        **_prefixed("staleness", learner.staleness),
-        **_prefixed("staleness_versions", learner.staleness_versions),
-        **_prefixed("policy_lag", learner.policy_lag),
-        "staleness_edges": learner.staleness.edges,
-        "staleness_counts": learner.staleness.counts,
-        "policy_lag_edges": learner.policy_lag.edges,
-        "policy_lag_counts": learner.policy_lag.counts,
-        "staleness_sum": learner.staleness_overall.mean * learner.staleness_overall.samples,
-        "policy_lag_sum": learner.policy_lag_overall.mean * learner.policy_lag_overall.samples,
-        "publish_interval": learner.publish_interval,
-        "publish_seconds": learner.publish_seconds,
-        "discarded_fraction": discarded_fraction(learner),
-        "discipline": balance.discipline,
-        "samples_per_insert_target": balance.target,
-        "samples_per_insert_achieved": balance.achieved,
-        "replay_steps": learner.stored_steps,
-    }
-
-
-def _prefixed(name: str, statistics: HistogramStatistics) -> dict[str, float]:
-    return {f"{name}_{key}": value for key, value in distribution(statistics).items()}
-
-
-def discarded_fraction(learner: LearnerReport) -> float:
-    """Share of the inserted steps that were discarded as too stale."""
-    return learner.discarded_steps / max(1, learner.balance.inserted_steps)
-
-
-def distribution(statistics: HistogramStatistics) -> dict[str, float]:
-    """Mean, 95th percentile and largest value."""
-    return {"mean": statistics.mean, "p95": statistics.p95, "max": statistics.max}
-
-
-def _mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
 
 
 def _warn_of_staleness(snapshot: Snapshot) -> bool:

@@ -9,9 +9,9 @@
 
 A run ends at `total_steps`, `max_seconds`, a confirmed `target_return`, `target_training_return`, `stop`, or an error.
 Its end has the same steps in the same order, whether it succeeded or failed. The checkpoint comes before everything
-that can fail or take long, and the summary before page, terminal and metrics are told, so that whoever hears of the end
-finds it. A step that fails gives a warning, or the run's error if there is none yet; the next step follows. Every step
-has a time limit. A request to stop ends only the evaluation.
+that can fail or take long, and the summary before page, terminal and metrics show the end, so that whoever sees it
+finds the summary. A step that fails gives a warning, or the run's error if there is none yet; the next step follows.
+Every step has a time limit. A request to stop ends only the evaluation.
 
 No code here touches a row or computes a gradient.
 """
@@ -45,6 +45,7 @@ from asyncrl.actors.plans import PoolPlan
 from asyncrl.actors.pool import ActorPool
 from asyncrl.actors.probe import probe
 from asyncrl.actors.processes import require_processes
+from asyncrl.actors.statistics import over_actors
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.envs.observations import unread_text
@@ -57,10 +58,10 @@ from asyncrl.errors import (
     describe_error,
     single_error,
 )
-from asyncrl.interfaces import EnvSpec
+from asyncrl.interfaces import Distribution, EnvSpec, Metrics
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.inference_server import InferenceServer, request_layout, start_server
-from asyncrl.learning.learner import Learner, LearnerReport
+from asyncrl.learning.learner import Learner
 from asyncrl.learning.learner_thread import LearnerThread
 from asyncrl.learning.make_loop import make_loop
 from asyncrl.learning.ring_sizes import ring_layout
@@ -77,14 +78,14 @@ from asyncrl.run.machine import choose_device, require_float32, take_own_gpu, wa
 from asyncrl.run.reporting import Reporter
 from asyncrl.run.result import TrainResult
 from asyncrl.run.saving import CheckpointSaver, restore_rings, warn_of_file
-from asyncrl.run.slow_stop import slow_stop_told, within_limit
+from asyncrl.run.slow_stop import warned_of_slow_stop, within_limit
 from asyncrl.run.summary import summarize
 from asyncrl.run.switching import fast_switching, frozen_objects
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.prepare import prepare_quietly, prepare_run
 from asyncrl.shm.ring import RingLayout
 from asyncrl.shm.weights import WeightMailbox
-from asyncrl.show.metrics import EvaluationResult, Snapshot
+from asyncrl.show.metrics import EvaluationResult, Snapshot, over_groups
 from asyncrl.storage.checkpoint import CheckpointMeta
 from asyncrl.storage.config_file import options_by_table
 from asyncrl.storage.resume import Resumption
@@ -100,6 +101,8 @@ STOP_SECONDS = 60.0
 
 COMPLETE = ("total_steps", "max_seconds", "target_return", "target_training_return")
 """Stop reasons that are options of the run; only a run that ended by one of them gets a final evaluation."""
+SHOWN_OPTIONS = ("algo", "env", "seed", *COMPLETE)
+"""Options that a snapshot has too."""
 
 
 class Run:
@@ -184,7 +187,8 @@ class Run:
         self._stop_requested = asyncio.Event()
         self._interrupted = asyncio.Event()
         self._target_weights: NDArray[np.float32] | None = None
-        self._last_report: LearnerReport | None = None
+        self._learned: Metrics = {}  # numbers and distributions of the learner's last report
+        self._distributions: dict[str, Distribution] = {}
 
     def stop(self, reason: str = "stopped") -> None:
         """End the run in the normal order; the first reason counts. Loop thread only."""
@@ -211,13 +215,13 @@ class Run:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 stack.enter_context(fast_switching())
-                stack.enter_context(slow_stop_told(self._stop_requested, lambda: self.directory.current))
+                stack.enter_context(warned_of_slow_stop(self._stop_requested, lambda: self.directory.current))
                 reason, error = await self._build_and_train(stack)
                 try:
                     self.result, error = await self.end(reason, error)
                 except Exception as failed:  # it must not mask the error that ended the run
                     error = error or failed
-                    self.reporter.tell("failed", stop_reason="failed", error=describe_error(error))
+                    self.reporter.show_state("failed", stop_reason="failed", error=describe_error(error))
                 if error is not None:
                     raise error
             assert self.result is not None
@@ -285,7 +289,7 @@ class Run:
         require_descriptors(self.config.actors)
         require_processes(self.config.actors)
         await self._serve_page(stack)
-        self.reporter.show(self.snapshot(None))
+        self.reporter.show(self.snapshot())
         with single_error():
             self.spec = await self._probe()
         if self.resumed is not None:  # its weights belong to its scaling of bytes
@@ -542,7 +546,7 @@ class Run:
                 try:
                     reason = await self._ended
                 finally:
-                    self.reporter.tell("stopping")
+                    self.reporter.show_state("stopping")
                     self.clock.pause()
                     self.learner.stop()
                     for task in background:
@@ -577,40 +581,46 @@ class Run:
         while True:
             await self.reporter.times.wait(lambda: self.learner.inserted_steps)
             self.reporter.times.reported(self.learner.inserted_steps)
-            self._last_report = await self.learner.report()
-            self.reporter.show(self.snapshot(self._last_report))
+            self._learned, self._distributions = await self.learner.report()
+            self.reporter.show(self.snapshot())
 
     async def _evaluate(self) -> None:
         self._target_weights = await self.schedule.run()
         self.stop("total_steps" if self._target_weights is None else "target_return")
 
-    def snapshot(
-        self, report: LearnerReport | None, stop_reason: str | None = None, error: str | None = None
-    ) -> Snapshot:
-        """Present numbers of the run with the learner's `report`; on rank 0 with totals over all groups."""
-        state, parts = self.reporter.state, dict[str, Any]()
+    def snapshot(self, stop_reason: str | None = None, error: str | None = None) -> Snapshot:
+        """Present numbers of the run, and the learner's of its last report; on rank 0 over all groups."""
+        state, parts, measured = self.reporter.state, dict[str, Any](), dict(self._learned)
         if self.built:
             actors = self.pool.statistics()
             if stop_reason is not None:  # they may still run, but train no more
                 actors = tuple(dataclasses.replace(actor, state="stopped") for actor in actors)
+            measured |= over_actors(actors) | (self.inference.statistics() if self.inference else {})
+            if has_epsilon(self.policy):
+                measured["rollout/exploration_rate"] = self.pool.exploration_rate()
             parts = {
                 "actors": actors,
-                "inference": self.inference.statistics() if self.inference is not None else None,
-                "replay_capacity": sum(ring.num_slots * ring.num_envs for ring in self.pool.rings),
+                "discipline": self.learner.discipline,
                 "network": network_text(self.policy),
-                "exploration_rate": self.pool.exploration_rate() if has_epsilon(self.policy) else None,
+                "evaluation": self.schedule.last,
                 "evaluations": self.schedule.evaluations,
-                "best": self.schedule.best,
+                "best_evaluation": self.schedule.best,
             }
             state = "evaluating" if state == "training" and self.schedule.holds_training else state
-        made = self.reporter.snapshot(state, report, stop_reason=stop_reason, error=error, **parts)
+        made = Snapshot(
+            state=state,
+            metrics=self.reporter.metrics(measured),
+            distributions=self._distributions,
+            stop_reason=stop_reason,
+            error=error,
+            **{name: getattr(self.config, name) for name in SHOWN_OPTIONS},
+            **parts,
+        )
         if self.group is not None:
             return self.group.shown(made)
         steps, updates = made_by_others(self.resumed, self.config.groups)
-        total = self.whole[0].total_steps
-        return dataclasses.replace(
-            made, total_steps=total, env_steps=made.env_steps + steps, updates=made.updates + updates
-        )
+        metrics = over_groups(made.metrics, [{"time/total_timesteps": steps, "train/n_updates": updates}])
+        return dataclasses.replace(made, total_steps=self.whole[0].total_steps, metrics=metrics)
 
     def others(self) -> dict[str, list[int]]:
         """Steps and updates of all other groups, also of the run that is resumed, for checkpoints."""
@@ -657,7 +667,7 @@ class Run:
             evaluation, failure = await self.schedule.evaluate_finally(
                 self.config.target_eval_episodes,
                 self._stop_requested,
-                lambda done: self.reporter.tell("evaluating", final_evaluation=done),
+                lambda done: self.reporter.show_state("evaluating", final_evaluation=done),
             )
             if evaluation is not None:
                 await self.saver.save_before_evaluating(weights)  # again, with this evaluation
@@ -673,7 +683,7 @@ class Run:
         """Take the learner's last report; returns the weights to keep (None if it diverged) and the run's error."""
         weights = self._target_weights
         try:
-            self._last_report = await within_limit(self.learner.report())
+            self._learned, self._distributions = await within_limit(self.learner.report())
         except Exception as raised:
             # A learner whose error ended the run may fail again here; the first error is kept.
             error = error or raised
@@ -692,7 +702,7 @@ class Run:
         try:
             if self.built:
                 self.reporter.episodes.extend(self.pool.episodes())
-            return self.snapshot(self._last_report, reason, error)
+            return self.snapshot(reason, error)
         except Exception:
             if self.reporter.last is None:
                 raise
@@ -702,13 +712,13 @@ class Run:
         self, snapshot: Snapshot, evaluation: EvaluationResult | None, failure: str | None
     ) -> dict[str, Any]:
         """Write and return the content of `summary.json`."""
-        summary = summarize(snapshot, self._last_report, evaluation, self.reporter.actor_wait_seconds)
+        summary = summarize(snapshot, evaluation, self.reporter.actor_wait_seconds)
         cut = self.evaluator.cut_episodes if evaluation is not None else 0
         summary["eval"] |= {"cut_episodes": cut, "error": failure}
         try:
             self.directory.write_json("summary.json", summary)
         except DirectoryLost:
-            pass  # it was told
+            pass  # a warning was given
         except Exception as failed:
             warn_of_file("summary.json", failed)
         return summary

@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actors.pool import ActorPool
+from asyncrl.actors.statistics import over_actors
 from asyncrl.actors.supervised import states_of
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import AsyncRLError, FilesNotWritten, ResourceError, TrainingDiverged, error_text
@@ -343,7 +344,7 @@ class CheckpointSaver:
         """
         with _refused_if_damaged(resumed.path):
             await _restore_learner(self._learner, resumed)
-        report = await self._learner.report()
+        learned, _ = await self._learner.report()
         with _refused_if_damaged(resumed.path):
             run = resumed.run
             self._clock.go_on_from(*run["clock"])
@@ -356,7 +357,7 @@ class CheckpointSaver:
             self._learner.snapshots.go_on_from(waiting, run["next_copy"])
             self._reporter.episodes.restore(run["episodes"])
             counted = float(run["actor_wait_seconds"]), int(run["actor_restarts"])
-            self._reporter.go_on_from(self._pool.statistics(), report, *counted)
+            self._reporter.go_on_from(learned | over_actors(self._pool.statistics()), *counted)
 
     def _row_arrays(self, rings: Mapping[str, Any], states: list[bytes] | None) -> list[StoredArray]:
         """Arrays of the rows file; they are views of shared memory."""

@@ -31,13 +31,13 @@ async def within_limit(answer: Awaitable[T]) -> T:
             return await answer
     except TimeoutError as error:
         raise AsyncRLError(
-            f"The end of the run waited {STEP_SECONDS:.0f} s for the learner or the disk, in vain.",
+            f"The end of the run waited {STEP_SECONDS:.0f} s for the learner or the disk without an answer.",
             fix="look for a device or a network file system that hangs",
         ) from error
 
 
 @contextlib.contextmanager
-def slow_stop_told(requested: asyncio.Event, directory: Callable[[], Path | None]) -> Iterator[None]:
+def warned_of_slow_stop(requested: asyncio.Event, directory: Callable[[], Path | None]) -> Iterator[None]:
     """Warn (ASYNC045) `TELL_SECONDS` after `requested` is set, unless the block has ended; event-loop thread.
 
     Args:
@@ -54,10 +54,10 @@ def slow_stop_told(requested: asyncio.Event, directory: Callable[[], Path | None
 async def _watch(requested: asyncio.Event, directory: Callable[[], Path | None]) -> None:
     await requested.wait()
     await asyncio.sleep(TELL_SECONDS)
-    _tell(directory)
+    _warn(directory)
 
 
-def _tell(directory: Callable[[], Path | None]) -> None:
+def _warn(directory: Callable[[], Path | None]) -> None:
     waiting = {task.get_name(): _stack(task) for task in asyncio.all_tasks() - {asyncio.current_task()}}
     where, folder = "", directory()
     if folder is not None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncrl.learning.learner import LearnerReport
-from asyncrl.run.reporting import distribution
+from asyncrl.interfaces import Distribution
 from asyncrl.show.group_statistics import summary_of
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 
@@ -21,9 +20,7 @@ def end_state(stop_reason: str | None) -> str:
     return stop_reason if stop_reason in ("failed", "interrupted", "stopped") else "finished"
 
 
-def summarize(
-    last: Snapshot, learner: LearnerReport | None, final: EvaluationResult | None, actor_wait_seconds: float
-) -> dict[str, Any]:
+def summarize(last: Snapshot, final: EvaluationResult | None, actor_wait_seconds: float) -> dict[str, Any]:
     """Make the content of `summary.json`; rates and fractions are over all of `train_seconds`.
 
     Times to a target are on the training clock, which is paused while an evaluation holds training.
@@ -33,11 +30,9 @@ def summarize(
 
     Args:
         last: the run's last snapshot.
-        learner: the learner's last report, None if the run failed before there was one.
         final: evaluation of the weights that the run returns, None if there was none.
         actor_wait_seconds: mean over the actors of the time spent waiting for a grant while the training clock ran.
     """
-    learner = learner or LearnerReport()
     seconds = max(last.train_seconds, 1e-9)
     return {
         **{name: getattr(last, name) for name in ("algo", "env", "seed")},
@@ -52,19 +47,24 @@ def summarize(
         },
         "env_steps_per_second": last.env_steps / seconds,
         "updates_per_second": last.updates / seconds,
-        "staleness": distribution(learner.staleness_overall)
-        | {"discarded_fraction": last.discarded_fraction},
-        "staleness_versions": distribution(learner.staleness_versions_overall),
-        "policy_lag": distribution(learner.policy_lag_overall),
+        "staleness": _over_all(last, "async/staleness") | {"discarded_fraction": last.discarded_fraction},
+        "staleness_versions": _over_all(last, "async/staleness_versions"),
+        "policy_lag": _over_all(last, "async/policy_lag"),
         "samples_per_insert": {
             "target": last.samples_per_insert_target,
             "achieved": last.samples_per_insert_achieved,
         },
-        "learner_wait_fraction": min(1.0, learner.wait_seconds / seconds),
+        "learner_wait_fraction": min(1.0, last.learner_wait_seconds / seconds),
         "actor_wait_fraction": min(1.0, actor_wait_seconds / seconds),
         "actor_restarts": last.actor_restarts,
         **summary_of(last.groups),
     }
+
+
+def _over_all(last: Snapshot, name: str) -> dict[str, float]:
+    """Mean, 95th percentile and largest value since the start."""
+    whole = last.distributions.get(name, Distribution())
+    return {"mean": whole.mean, "p95": whole.p95, "max": whole.max}
 
 
 def _to_target(last: Snapshot, final: EvaluationResult | None) -> dict[str, Any]:

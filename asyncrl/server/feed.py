@@ -10,7 +10,8 @@ from functools import cached_property
 
 import msgspec
 
-from asyncrl.show.metrics import RUN_METRICS, EvaluationResult, Snapshot, flat
+from asyncrl.interfaces import Metrics
+from asyncrl.show.metrics import BY_KEY, UNMEASURED, EvaluationResult, Snapshot, flat
 
 LOGGER = logging.getLogger("asyncrl.server")
 
@@ -19,7 +20,8 @@ TICK_SECONDS = 1.0
 """Interval at which streams get a snapshot and the history grows."""
 HISTORY_POINTS = 600
 
-HISTORY_FIELDS = tuple(metric.field for metric in RUN_METRICS if metric.charted)
+CHARTED = {key: metric.name for key, metric in BY_KEY.items() if metric.charted}
+"""Public name of each column of the history."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,8 @@ class Reading:
 
         It has only the last and the best evaluation; `/history` and `/events` have all.
         """
-        fields = {name: value for name, value in vars(self.snapshot).items() if name != "evaluations"}
-        last = self.snapshot.evaluation
-        return msgspec.json.encode(fields | flat(self.snapshot) | (flat(last) if last else {}))
+        snapshot, last = self.snapshot, self.snapshot.evaluation
+        return msgspec.json.encode(snapshot.fields() | flat(snapshot) | (flat(last) if last else {}))
 
     @cached_property
     def prometheus(self) -> bytes:
@@ -60,7 +61,7 @@ class SnapshotFeed:
         self._reading: Reading | None = None
         self._taken_at = float("-inf")
         self._tick: asyncio.Future[None] | None = None
-        self._history: list[tuple[tuple[float | None, ...], dict[str, float]]] = []
+        self._history: list[Metrics] = []
         self._evaluations: tuple[EvaluationResult, ...] = ()
         self._stride = 1
         self._ticks = 0
@@ -112,20 +113,17 @@ class SnapshotFeed:
     def history(self) -> bytes:
         """JSON object of columns of equal lengths, oldest first, and `evaluations`, all of them.
 
-        The columns are `HISTORY_FIELDS` and, under `train`, one for each further number of the algorithm's updates.
+        The columns are `CHARTED` and, under `train`, one for each further number of the algorithm's updates.
         """
-        rows = [row for row, _ in self._history]
-        columns = zip(*rows, strict=True) if rows else ((),) * len(HISTORY_FIELDS)
-        moments = dict(zip(HISTORY_FIELDS, columns, strict=True))
-        names = dict.fromkeys(name for _, train in self._history for name in train)
-        train = {name: [values.get(name) for _, values in self._history] for name in names}
-        return msgspec.json.encode({**moments, "train": train, "evaluations": self._evaluations})
+        columns = {key: [moment[name] for moment in self._history] for key, name in CHARTED.items()}
+        further = dict.fromkeys(name for moment in self._history for name in moment if name not in UNMEASURED)
+        train = {name: [moment.get(name) for moment in self._history] for name in further}
+        return msgspec.json.encode({**columns, "train": train, "evaluations": self._evaluations})
 
     def _remember(self, snapshot: Snapshot) -> None:
         self._evaluations = snapshot.evaluations
         if self._ticks % self._stride == 0:
-            row = tuple(getattr(snapshot, name) for name in HISTORY_FIELDS)
-            self._history.append((row, snapshot.train_metrics))
+            self._history.append(snapshot.metrics)
         self._ticks += 1
         if len(self._history) > HISTORY_POINTS:
             # Halve the resolution instead of dropping the oldest moments.

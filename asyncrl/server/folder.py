@@ -244,7 +244,7 @@ async def _on_daemon(work: Callable[[], Any]) -> Any:
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Any] = loop.create_future()
 
-    def tell(result: Any, error: BaseException | None) -> None:
+    def set_answer(result: Any, error: BaseException | None) -> None:
         if not answer.done():
             answer.set_result(result) if error is None else answer.set_exception(error)
 
@@ -255,7 +255,7 @@ async def _on_daemon(work: Callable[[], Any]) -> Any:
         except Exception as raised:
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop has been closed
-            loop.call_soon_threadsafe(tell, result, error)
+            loop.call_soon_threadsafe(set_answer, result, error)
 
     threading.Thread(target=call, name="read-runs", daemon=True).start()
     return await answer

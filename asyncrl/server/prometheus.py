@@ -7,13 +7,14 @@ lasts as long as the run: each possible state is a series of 0 and 1.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from asyncrl.actors.statistics import ActorStatistics
+from asyncrl.interfaces import Distribution
 from asyncrl.show.metrics import (
     ACTOR_METRICS,
     EVALUATION_METRICS,
@@ -51,10 +52,12 @@ class _SnapshotCollector(Collector):
         if snapshot.discipline:
             text = "The discipline in which data is consumed: always 1."
             yield _labelled("discipline", text, {"discipline": snapshot.discipline})
-        yield from _families(RUN_METRICS, snapshot)
+        for metric in RUN_METRICS:
+            yield from _known(metric, snapshot.metrics[metric.name])
         yield from _train_metrics(snapshot)
         if snapshot.evaluation is not None:
-            yield from _families(EVALUATION_METRICS, snapshot.evaluation)
+            for metric in EVALUATION_METRICS:
+                yield from _known(metric, getattr(snapshot.evaluation, str(metric.key)))
             yield GaugeMetricFamily(
                 "asyncrl_evaluations",
                 "Greedy evaluations so far, thinned beyond 10,000.",
@@ -64,8 +67,8 @@ class _SnapshotCollector(Collector):
             best = snapshot.best_evaluation.return_mean
             text = "Mean return of the best greedy evaluation."
             yield GaugeMetricFamily("asyncrl_evaluation_best_return_mean", text, best)
-        for name, text in HISTOGRAMS:
-            yield _histogram(snapshot, name, text)
+        for metric in HISTOGRAMS:
+            yield _histogram(metric, snapshot.distributions.get(metric.name, Distribution()))
         yield from _actors(snapshot.actors)
 
 
@@ -84,47 +87,46 @@ def _states(state: str) -> GaugeMetricFamily:
     return family
 
 
-def _families(metrics: Iterable[Metric], record: object) -> Iterator[Family]:
-    """Metric families of the known numbers of one record."""
-    for metric in metrics:
-        name, value = metric.prometheus_name, getattr(record, metric.field)
-        if name is not None and value is not None:
-            family = _family(metric)
-            family.add_metric([], value)
-            yield family
+def _known(metric: Metric, value: float | None) -> Iterator[Family]:
+    """Metric family of a number, unless it is unknown or not for Prometheus."""
+    if value is not None and metric.prometheus_name is not None:
+        family = _family(metric)
+        family.add_metric([], value)
+        yield family
 
 
 def _family(metric: Metric, labels: tuple[str, ...] = ()) -> CounterMetricFamily | GaugeMetricFamily:
-    unit = f" Unit: {metric.unit}." if metric.unit else ""
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    return kind(f"asyncrl_{metric.prometheus_name}", f"{metric.help}.{unit}", labels=labels)
+    return kind(f"asyncrl_{metric.prometheus_name}", _text(metric), labels=labels)
+
+
+def _text(metric: Metric) -> str:
+    return f"{metric.help}. Unit: {metric.unit}." if metric.unit else f"{metric.help}."
 
 
 def _train_metrics(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
     """Further numbers of the algorithm's last update: `train/td_error` becomes `asyncrl_train_td_error`."""
     for name, value in snapshot.train_metrics.items():
-        known = name if "/" in name else f"train/{name}"
-        text = f"{known} of the last update."
-        yield GaugeMetricFamily("asyncrl_" + re.sub(r"[^a-zA-Z0-9_]", "_", known), text, value)
+        text = f"{name} of the last update."
+        yield GaugeMetricFamily("asyncrl_" + re.sub(r"[^a-zA-Z0-9_]", "_", name), text, value)
 
 
-def _histogram(snapshot: Snapshot, name: str, text: str) -> HistogramMetricFamily:
+def _histogram(metric: Metric, whole: Distribution) -> HistogramMetricFamily:
     """Histogram since the start, in whole numbers: a bucket's limit is the largest value in it."""
-    edges, counts = getattr(snapshot, f"{name}_edges"), getattr(snapshot, f"{name}_counts")
     buckets: list[tuple[str, float]] = []
     total = 0
-    for above, count in zip(edges[1:], counts, strict=False):
+    for above, count in zip(whole.edges[1:], whole.counts, strict=False):
         total += count
         buckets.append((str(above - 1), total))
-    buckets.append(("+Inf", sum(counts)))
-    return HistogramMetricFamily(f"asyncrl_{name}", text, buckets, getattr(snapshot, f"{name}_sum"))
+    buckets.append(("+Inf", sum(whole.counts)))
+    return HistogramMetricFamily(f"asyncrl_{metric.key}", _text(metric), buckets, whole.sum)
 
 
 def _actors(actors: tuple[ActorStatistics, ...]) -> Iterator[Family]:
     for metric in ACTOR_METRICS if actors else ():
         family = _family(metric, ("actor",))
         for actor in actors:
-            family.add_metric([str(actor.index)], getattr(actor, metric.field))
+            family.add_metric([str(actor.index)], getattr(actor, metric.name))
         yield family
     if actors:
         up = GaugeMetricFamily(

@@ -15,11 +15,11 @@ class GroupStatistics:
         rank, host, fusion: the group's rank, its machine, and how the groups are fused.
         state: `"starting"`, `"training"`, `"finishing"`, `"finished"` or `"ended"`.
         fusions: fusions so far; rank 0 with `async` counts those of all groups.
-        discarded: number of deltas discarded as too stale.
+        discarded: number of deltas discarded as too stale; counted by rank 0 of `async`.
         sent_bytes, received_bytes: payload of the group's messages.
-        wait_seconds: time in which the group's learner waited for other groups.
+        wait_seconds: time in which the group's learner waited for other groups; measured with fused gradients.
         policy_lag_mean: mean policy lag of all steps that the group has received, in updates.
-        staleness_mean, staleness_max: staleness of the group's deltas, in fusions (`async`).
+        staleness_mean, staleness_max: fusions between the base of a delta and its own fusion (`async`).
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""Rates of a run: differences of its counters over the time between two reports.
+"""Rates of a run: growth of its counters over the time between two reports.
 
     I   environment steps that the actors took (RESET rows are not steps)
     R   steps that the learner received: ingested by replay, or in a segment that was taken
@@ -15,59 +15,24 @@ discarded. C / P below its target: the learner falls behind or has just received
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from asyncrl.interfaces import Metrics
+from asyncrl.show.metrics import RUN_METRICS, Metric
 
-
-@dataclass(frozen=True)
-class Counters:
-    """Totals since any fixed moment: I, R, s, gradient steps, and seconds in which the learner waited.
-
-    `inference`: forward passes of the inference server, their rows, and seconds in which the mean actor waited for it;
-    None without a server.
-    """
-
-    produced: int = 0
-    received: int = 0
-    consumed: int = 0
-    updates: int = 0
-    learner_wait_seconds: float = 0.0
-    inference: tuple[int, int, float] | None = None
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Rates over one interval; all 0 before the first interval, none below 0. `Snapshot` has the same fields.
-
-    Attributes:
-        env_steps_per_second: production P, environment steps.
-        received_steps_per_second: steps received.
-        consumed_samples_per_second: consumption C, training samples.
-        consumption_per_production: C / P in samples per step, 0 if nothing was produced.
-        updates_per_second: gradient steps.
-        learner_wait_fraction: fraction of the interval in which the learner waited.
-        inference_batch_size: mean rows of a pass of the inference server, 0 without passes, None without a server.
-        inference_wait_fraction: fraction of the interval in which the mean actor waited for that server.
-    """
-
-    env_steps_per_second: float = 0.0
-    received_steps_per_second: float = 0.0
-    consumed_samples_per_second: float = 0.0
-    consumption_per_production: float = 0.0
-    updates_per_second: float = 0.0
-    learner_wait_fraction: float = 0.0
-    inference_batch_size: float | None = None
-    inference_wait_fraction: float | None = None
+RATES = tuple(metric for metric in RUN_METRICS if metric.of)
 
 
 class RateMeter:
-    """Converter of counters into rates between two calls; for one caller."""
+    """Converter of numbers that grow into their rates between two calls, by the table of metrics; for one caller."""
 
     def __init__(self) -> None:
-        self._last: tuple[float, Counters] | None = None
-        self._rates = Rates()
+        self._last: tuple[float, Metrics] | None = None
+        self._rates: Metrics = {metric.name: None if metric.optional else 0.0 for metric in RATES}
 
-    def observe(self, now_seconds: float, now: Counters) -> Rates:
-        """Rates since the last call; zeros at the first. A call at the same time repeats the last result.
+    def observe(self, now_seconds: float, now: Metrics) -> Metrics:
+        """Rates since the last call by public name, none below 0, a number that `now` lacks counting as 0.
+
+        The first call returns zeros, a call at the same time the last result. A rate is None while an optional number
+        of it is unknown.
 
         Raises:
             ValueError: `now_seconds`, of a monotonic clock, is less than at the last call.
@@ -79,23 +44,18 @@ class RateMeter:
                 raise ValueError(f"now_seconds must not go back from {then_seconds}, got {now_seconds}")
             if seconds == 0:
                 return self._rates
-            produced, consumed = max(0, now.produced - then.produced), max(0, now.consumed - then.consumed)
-            waited = max(0.0, now.learner_wait_seconds - then.learner_wait_seconds)
-            batch_size = inference_wait = None
-            if now.inference is not None:
-                before = then.inference or (0, 0, 0.0)
-                passes, rows, served = (b - a for a, b in zip(before, now.inference, strict=True))
-                batch_size = rows / passes if passes > 0 else 0.0
-                inference_wait = min(1.0, max(0.0, served) / seconds)
-            self._rates = Rates(
-                env_steps_per_second=produced / seconds,
-                received_steps_per_second=max(0, now.received - then.received) / seconds,
-                consumed_samples_per_second=consumed / seconds,
-                consumption_per_production=consumed / produced if produced else 0.0,
-                updates_per_second=max(0, now.updates - then.updates) / seconds,
-                learner_wait_fraction=min(1.0, waited / seconds),
-                inference_batch_size=batch_size,
-                inference_wait_fraction=inference_wait,
-            )
-        self._last = (now_seconds, now)
+            self._rates = {metric.name: _rate(metric, then, now, seconds) for metric in RATES}
+        self._last = now_seconds, now
         return self._rates
+
+
+def _rate(metric: Metric, then: Metrics, now: Metrics, seconds: float) -> float | None:
+    if metric.optional and now.get(metric.of) is None:
+        return None
+    passed = _growth(metric.per, then, now) if metric.per else seconds
+    rate = _growth(metric.of, then, now) / passed if passed else 0.0
+    return rate if metric.unit else min(1.0, rate)
+
+
+def _growth(name: str, then: Metrics, now: Metrics) -> float:
+    return max(0, (now.get(name) or 0) - (then.get(name) or 0))

@@ -18,10 +18,10 @@ LINE_LENGTH = 119
 """Maximum length of a line for pipes and log files."""
 
 _SPEED = (
-    *("env_steps_per_second", "received_steps_per_second", "consumed_samples_per_second"),
-    *("updates_per_second", "learner_wait_fraction", "actor_wait_fraction"),
+    *("time/fps", "async/receipt_per_second", "async/consumption_per_second"),
+    *("updates_per_second", "async/learner_wait_fraction", "async/actor_wait_fraction"),
 )
-_SHOWN = {metric.field: metric for metric in RUN_METRICS if metric.label}
+_SHOWN = {metric.name: metric for metric in RUN_METRICS if metric.label}
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,13 @@ def readout(snapshot: Snapshot) -> Readout:
     ended = snapshot.stop_reason is not None
     if ended and snapshot.train_seconds > 0:  # the last interval was that of the final evaluation
         steps_per_second = snapshot.env_steps / snapshot.train_seconds
-        snapshot = replace(
-            snapshot,
-            env_steps_per_second=steps_per_second,
-            received_steps_per_second=steps_per_second,
-            consumed_samples_per_second=steps_per_second * snapshot.samples_per_insert_achieved,
-            updates_per_second=snapshot.updates / snapshot.train_seconds,
-        )
+        overall = {
+            "time/fps": steps_per_second,
+            "async/receipt_per_second": steps_per_second,
+            "async/consumption_per_second": steps_per_second * snapshot.samples_per_insert_achieved,
+            "updates_per_second": snapshot.updates / snapshot.train_seconds,
+        }
+        snapshot = replace(snapshot, metrics=snapshot.metrics | overall)
     return Readout(
         title=plain(f"{snapshot.algo} {snapshot.env} seed {snapshot.seed}"),
         state=state_text(snapshot),
@@ -154,13 +154,17 @@ def _learning(snapshot: Snapshot) -> tuple[Field, ...]:
     if evaluation is not None:
         latest = f"{number(evaluation.return_mean)} +/- {number(evaluation.return_std, 3)}"
     fields = (
-        _field(snapshot, "return_mean"),
+        _field(snapshot, "rollout/ep_rew_mean"),
         Field("evaluation", latest),
         Field("best", number(best.return_mean if best else None)),
-        _field(snapshot, "loss"),
+        _field(snapshot, "train/loss"),
         Field("updates", f"{snapshot.updates:,}"),
     )
-    return fields if snapshot.exploration_rate is None else (*fields, _field(snapshot, "exploration_rate"))
+    return (
+        fields
+        if snapshot.exploration_rate is None
+        else (*fields, _field(snapshot, "rollout/exploration_rate"))
+    )
 
 
 def _pace(snapshot: Snapshot) -> tuple[Field, ...]:
@@ -171,7 +175,7 @@ def _pace(snapshot: Snapshot) -> tuple[Field, ...]:
         Field("staleness", staleness(snapshot)),
         Field("samples/insert", f"{snapshot.samples_per_insert_achieved:.2f}/{target}"),
         _field(snapshot, "consumption_per_production"),
-        _field(snapshot, "ring_fill"),
+        _field(snapshot, "async/ring_fill"),
         _field(snapshot, "discarded_fraction"),
         Field("discipline", plain(snapshot.discipline or NONE)),
     )
@@ -213,8 +217,7 @@ def _actors(snapshot: Snapshot) -> str:
 
 def _field(snapshot: Snapshot, name: str) -> Field:
     """Labelled value of a metric. `Metric.form` is a format, or the number of significant digits for `number`."""
-    metric = _SHOWN[name]
-    value = getattr(snapshot, name)
+    metric, value = _SHOWN[name], snapshot.metrics[name]
     if metric.form.isdigit():
         return Field(metric.label, number(value, digits=int(metric.form)))
     return Field(metric.label, format(value, metric.form))
@@ -222,14 +225,14 @@ def _field(snapshot: Snapshot, name: str) -> Field:
 
 def policy_lag(snapshot: Snapshot) -> str:
     """Policy lag as text: `2.6 updates behind (p95 4)`."""
-    mean, p95 = number(snapshot.policy_lag_mean, digits=2), number(snapshot.policy_lag_p95, digits=3)
-    return f"{_updates(mean)} behind (p95 {p95})"
+    mean, p95 = (snapshot.metrics[f"async/policy_lag_{part}"] for part in ("mean", "p95"))
+    return f"{_updates(number(mean, digits=2))} behind (p95 {number(p95, digits=3)})"
 
 
 def staleness(snapshot: Snapshot) -> str:
     """Staleness of the samples trained on as text: `2.1 updates (p95 5.2)`."""
-    mean, p95 = number(snapshot.staleness_mean, digits=3), number(snapshot.staleness_p95, digits=3)
-    return f"{_updates(mean)} (p95 {p95})"
+    mean, p95 = (snapshot.metrics[f"async/staleness_{part}"] for part in ("mean", "p95"))
+    return f"{_updates(number(mean, digits=3))} (p95 {number(p95, digits=3)})"
 
 
 def _updates(count: str) -> str:

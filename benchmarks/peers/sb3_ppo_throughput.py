@@ -3,12 +3,11 @@
 Prints one JSON line. The time includes collecting and learning, not the evaluation at the end. `--normalize`
 normalises rewards and observations, as asyncrl's preset does.
 
-    python benchmarks/peers/sb3_ppo_throughput.py HalfCheetah-v5 --steps 20000 --rollout 2048 --epochs 10
+    python -m benchmarks.peers.sb3_ppo_throughput HalfCheetah-v5 --steps 20000 --rollout 2048 --epochs 10
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 
@@ -17,14 +16,14 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
-from until_target import means
+
+from benchmarks.harness.report import script_parser
+from benchmarks.peers.until_target import means
 
 
 def main() -> None:
     """Train once."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("env")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=20_000)

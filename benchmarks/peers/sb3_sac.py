@@ -5,8 +5,8 @@
 
 Prints one JSON line. One thread.
 
-    python benchmarks/peers/sb3_sac.py Pendulum-v1 --seed 0
-    python benchmarks/peers/sb3_sac.py HalfCheetah-v5 --mode updates --seconds 5
+    python -m benchmarks.peers.sb3_sac Pendulum-v1 --seed 0
+    python -m benchmarks.peers.sb3_sac HalfCheetah-v5 --mode updates --seconds 5
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import BaseCallback
-from until_target import UntilTarget, means
+
+from benchmarks.peers.until_target import UntilTarget, means
 
 BATCH = 256
 ENDLESS = 10**9

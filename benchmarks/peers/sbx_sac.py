@@ -4,7 +4,7 @@
 `train_seconds_without_compilation` the rest. Acting is compiled before the clock starts. Updates/s are measured after
 compilation. One thread on one core: XLA can be limited to one thread only in this way.
 
-    python benchmarks/peers/sbx_sac.py HalfCheetah-v5 --mode updates
+    python -m benchmarks.peers.sbx_sac HalfCheetah-v5 --mode updates
 """
 
 # ruff: noqa: E402
@@ -23,9 +23,10 @@ from statistics import median
 from typing import Any
 
 import torch
-from sb3_sac import flags, settings, until, updates
 from sbx import SAC
-from until_target import means
+
+from benchmarks.peers.sb3_sac import flags, settings, until, updates
+from benchmarks.peers.until_target import means
 
 KEPT = 100
 

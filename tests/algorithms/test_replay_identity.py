@@ -100,7 +100,7 @@ class Loop:
             self.replay.grant(0, int(self.replay.published_rows()[0]) + 4)
             written += self.actor.step()
             self.replay.ingest()
-        if self.replay.statistics().inserted < starts:
+        if self.replay.inserted < starts:
             return
         self.replay.sample(self.batch, 0.4)
         priorities = self.core.update(self.batch).priorities
@@ -142,8 +142,14 @@ OPTIONS: dict[str, Any] = {
 REPLAY = sorted(name for name, record in ALGORITHMS.items() if record.update_loop == "replay")
 
 
-@pytest.mark.parametrize("options", [{"prioritized": False}, {"prioritized": True, "n_step": 2}], ids=str)
-@pytest.mark.parametrize("name", REPLAY)
+UNIFORM: dict[str, Any] = {"prioritized": False}
+PRIORITIZED: dict[str, Any] = {"prioritized": True, "n_step": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, PRIORITIZED) for name in REPLAY), ("dqn", UNIFORM), ("sac", UNIFORM)],
+)
 def test_identity_is_learned(name: str, options: dict[str, Any]) -> None:
     box = ALGORITHMS[name].needs_bounds
     algorithm = small(name, **{**OPTIONS, **options})

@@ -186,16 +186,13 @@ def test_an_error_before_training_is_printed_alone() -> None:
     assert set(Path(os.environ["ASYNCRL_RUNS"]).iterdir()) == runs, "a mistake leaves no directory"
 
 
-@pytest.mark.parametrize(
-    ("env", "code"), [("Cartpole-v1", "ASYNC006"), ("Pendulum-v1", "ASYNC005")], ids=["id", "actions"]
-)
 def test_an_error_before_training_is_printed_alone_where_nothing_is_compiled(
-    env: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    done = asyncrl("train", env, "--algo", "dqn", "--http", "off", "--run-dir", "none")
+    done = asyncrl("train", "Pendulum-v1", "--algo", "dqn", "--http", "off", "--run-dir", "none")
     assert done.returncode == 1
-    assert done.stderr.startswith(f"[{code}]") and "compiling" not in done.stderr
+    assert done.stderr.startswith("[ASYNC005]") and "compiling" not in done.stderr
     assert any(tmp_path.rglob("*.nbi")), "kernels were compiled"
 
 

@@ -88,20 +88,6 @@ def test_a_run_is_listed_and_stopped(
     assert process.pid not in {run.pid for run in live_runs()}
 
 
-def test_a_run_that_keeps_nothing_is_found_and_stopped_by_its_process(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    process = started("--run-dir", "none")
-    try:
-        run = wait_for(process)
-        assert run.run_dir is None and run.url is not None
-        assert main(["stop", str(process.pid)]) == 0
-        assert process.wait(SECONDS) in (0, 130)
-    finally:
-        process.kill()
-        process.communicate()
-
-
 def test_a_port_that_does_not_speak_http_is_no_page(tmp_path: Path) -> None:
     """A process that trains may listen for another protocol too, as a notebook's kernel does."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:

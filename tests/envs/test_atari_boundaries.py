@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def script(atari_games: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The benchmark with short games; removed from the imported modules afterwards."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    made = importlib.import_module("atari_boundaries")
+def script(atari_games: None, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The benchmark, which needs ale-py, with short games."""
+    made = importlib.import_module("benchmarks.systems.atari_boundaries")
     monkeypatch.setattr(made, "MOST_FRAMES", 500)
-    yield made
-    for name in ("atari_boundaries", "harness"):
-        sys.modules.pop(name, None)
+    return made
 
 
 @pytest.mark.parametrize(

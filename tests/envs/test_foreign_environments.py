@@ -1,6 +1,6 @@
 """Environments as other libraries write them, by small stand-ins: what is taken, and what the refusal says.
 
-`benchmarks/environments.py` checks the libraries themselves.
+`benchmarks/peers/environments.py` checks the libraries themselves.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 """Kill storms: actors are killed at random moments, and all that the learner reads is checked.
 
-The environment counts, so every row and every batch can be recomputed. `benchmarks/faults.py actors` is the long form.
+The environment counts, so every row and every batch can be recomputed. `python -m benchmarks.faults actors` is the long
+form.
 """
 
 from __future__ import annotations
 
-import importlib
 import random
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +18,8 @@ from asyncrl import DQN, PPO, Trainer
 from asyncrl.actors.pool import ActorPool
 from asyncrl.learning.segment_loop import SegmentLoop
 from asyncrl.replay import PrioritizedReplay, SegmentQueue
+from benchmarks.faults import actors
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 KILLS = 20
 LONGEST_LIFE_SECONDS = 0.02
 ALGORITHMS = {
@@ -43,19 +41,14 @@ PATCHED = (
 
 @pytest.fixture
 def faults() -> Iterator[Any]:
-    """`benchmarks/faults_actors.py`; what it patches is restored afterwards, and its modules are removed."""
-    before, modules = [getattr(owner, name) for owner, name in PATCHED], set(sys.modules)
+    """The benchmark; what it patches is restored afterwards."""
+    before = [getattr(owner, name) for owner, name in PATCHED]
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
         for (owner, name), method in zip(PATCHED, before, strict=True):
             patch.setattr(owner, name, method)
-        script = importlib.import_module("faults_actors")
-        patch.setattr(script, "PATIENCE_SECONDS", PATIENCE_SECONDS)
-        yield script
+        patch.setattr(actors, "PATIENCE_SECONDS", PATIENCE_SECONDS)
+        yield actors
     assert [getattr(owner, name) for owner, name in PATCHED] == before
-    for name in ("harness", *[name for name in sys.modules if name.startswith("faults_")]):
-        if name not in modules:
-            sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

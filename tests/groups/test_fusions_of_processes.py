@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 pytestmark = pytest.mark.timeout(400)
 
 
 def test_every_fusion_is_what_its_definition_says(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCHMARKS / "groups_fusions.py"), "--fusions", "100", "--kills", "1"]
+    command = [sys.executable, "-m", "benchmarks.groups.fusions", "--fusions", "100", "--kills", "1"]
     command += ["--only", "average", "--only", "async"]  # gradients: test_union.py, and the benchmark
     done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=380)
     assert done.returncode == 0, done.stderr

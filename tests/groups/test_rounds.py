@@ -82,7 +82,7 @@ def test_groups_that_end_early_have_the_state_of_those_that_went_on() -> None:
         for step in range(updates[index]):
             core.step(given[step, index])
         fusion.finish()
-        assert fusion.statistics().fusions == 101
+        assert fusion.statistics()["fusions"] == 101
         return core
 
     cores = on_ranks(RANKS, rank)

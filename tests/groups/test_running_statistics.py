@@ -34,7 +34,7 @@ def own_network(inputs: int, outputs: int) -> nn.Module:
 
 
 def core_of(name: str = "crossq", spec: EnvSpec = BOX, **options: Any) -> Any:
-    own = {"norm_momentum": 0.8} if name == "crossq" else {}
+    own: dict[str, Any] = {"norm_momentum": 0.8, "critic_hidden_sizes": (8,)} if name == "crossq" else {}
     return ALGORITHMS[name](**SMALL, **own, **options).make_updater(spec, "cpu", 0)
 
 

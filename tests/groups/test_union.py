@@ -72,7 +72,7 @@ def fused(
     fusion = GradientFusion(gradient_rounds(core, meeting.peers(rank), encoding), core)
     learn()
     fusion.finish()
-    assert fusion.statistics().fusions == rounds + 1
+    assert fusion.statistics()["fusions"] == rounds + 1
     parameters: torch.Tensor = core.vector.parameters
     return parameters
 

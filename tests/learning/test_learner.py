@@ -22,6 +22,7 @@ from asyncrl.learning.learner import Learner
 from asyncrl.learning.learner_thread import LearnerThread
 from asyncrl.learning.pace import Pace
 from asyncrl.learning.staleness import StalenessMeter
+from asyncrl.learning.update_loop import UpdateLoop
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.shm.doorbell import Doorbell
 
@@ -34,7 +35,7 @@ class Countdown:
     def __init__(self, ticks: int) -> None:
         self.left = ticks
         self.rings: list[Any] = []
-        self.publisher = SimpleNamespace(version=0, interval=1, publish_seconds=0.0)
+        self.publisher = SimpleNamespace(version=0, statistics=dict)
         self.updates = 0
 
     def prepare(self) -> None: ...
@@ -167,11 +168,13 @@ def test_a_cancelled_hold_holds_nothing(thread: LearnerThread, doorbell: Doorbel
 class Reported(Countdown):
     """`Countdown` with a core and statistics, as a report needs them."""
 
+    statistics, distributions = UpdateLoop.statistics, UpdateLoop.distributions
+
     def __init__(self, ticks: int, core: Any) -> None:
         super().__init__(ticks)
         self.core, self.divergence = core, Divergence(lambda: None, dict)
-        self.pace, self.staleness, self.policy_lag = Pace(None, 0, None), StalenessMeter(), Histogram()
-        self.stored_steps = self.discarded_steps = 0
+        self.pace, self.staleness, self.policy_lag = Pace(None, 0, None), StalenessMeter(), Histogram("lag")
+        self.stored_steps = self.discarded_steps = self.inserted_steps = 0
 
 
 def trained(record: type, factor: float) -> Any:
@@ -192,11 +195,11 @@ def trained(record: type, factor: float) -> Any:
 def test_a_report_warns_of_action_values_that_have_run_off(
     record: type, thread: LearnerThread, doorbell: Doorbell
 ) -> None:
-    async def report_of(factor: float) -> dict[str, float]:
+    async def report_of(factor: float) -> Any:
         learner = make_learner(Reported(FIRST_VERDICT, trained(record, factor)), thread, doorbell)
         async with asyncio.timeout(SECONDS):
             await learner.run()
-            return (await learner.report()).train_metrics
+            return (await learner.report())[0]
 
     assert asyncio.run(report_of(1.0))["train/q_max"] < 10.0, "and no warning, which would be an error"
     with pytest.warns(ActionValuesOutOfRange, match="ASYNC024"):

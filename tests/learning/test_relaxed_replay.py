@@ -73,11 +73,14 @@ def test_lag_and_staleness_by_hand(endless_beats: None) -> None:
     """One environment, four steps per update; all numbers are worked by hand."""
     one = {"actors": 1, "envs": 1, "batch": 1, "samples_per_insert": 0.25, "learning_starts": 1}
     with relaxed(**one, publish_interval=2, prioritized=False) as w:
-        learning = w.learning
+        learning, received = w.learning, 0
 
-        def lag() -> tuple[int, float, int]:
+        def lag() -> tuple[int, float | None, float | None]:
+            """Steps received since the last call, their mean and largest policy lag."""
+            nonlocal received
+            before, received = received, learning.policy_lag.overall().samples
             statistics = learning.policy_lag.statistics(reset=True)
-            return statistics.samples, statistics.mean, statistics.max
+            return received - before, statistics["async/policy_lag_mean"], statistics["async/policy_lag_max"]
 
         assert not w.tick(), "rows are granted"
         made = 0
@@ -158,7 +161,7 @@ def test_updates_due_in_warm_up_are_made_up_for() -> None:
     with relaxed(**setting, actors=2, envs=2, total_steps=2001, slots=1024) as w:
         w.finish(np.random.default_rng(0))
         assert 2001 <= w.learning.inserted_steps <= 2004
-        ahead = w.learning.pace.statistics().error_samples / 32
+        ahead = w.learning.pace.error_samples / 32
         assert paid(w) == 500 <= w.learning.updates <= 500 + ahead
 
 

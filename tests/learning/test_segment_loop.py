@@ -310,7 +310,7 @@ def test_steps_end_with_whole_batches_and_everything_is_trained_on(
         pytest.fail("never finished")
     taken = sum(s.steps for batch in world.core.batches for s in batch)
     assert 100 <= world.learning.inserted_steps < 100 + 2 * T * E
-    assert taken == world.learning.inserted_steps == world.learning.pace.statistics().received_steps
+    assert taken == world.learning.inserted_steps == world.learning.pace.statistics()["received_steps"]
     assert world.core.left == 0 and world.run(0) == world.run(1) == 0
     before = np.cumsum([0] + [sum(s.steps for s in batch) for batch in world.core.batches[:-1]])
     assert world.core.progress == (before / 100).tolist()
@@ -333,10 +333,10 @@ def test_samples_and_steps_are_counted_on_both_sides(worlds: list[World]) -> Non
     for _ in range(5):
         world.run(0), world.run(1)
         world.iteration()
-    balance = world.learning.pace.statistics()
+    statistics = world.learning.statistics()
     steps = sum(r.statistics().env_steps for r in world.readers)
-    assert balance.inserted_steps == balance.received_steps == steps
-    assert balance.sampled == 5 * 2 * T * E, "the fake core counts RESET rows as well"
+    assert world.learning.inserted_steps == statistics["received_steps"] == steps
+    assert statistics["consumed_samples"] == 5 * 2 * T * E, "the fake core counts RESET rows as well"
     assert world.learning.updates == 10
 
 
@@ -351,7 +351,7 @@ def test_a_step_that_only_stops_early_is_no_update(worlds: list[World]) -> None:
     world = make(worlds, "synchronous", core=StopsEarly(steps=2))
     world.run(0), world.run(1)
     world.iteration()
-    assert world.learning.updates == 1 and world.learning.pace.statistics().sampled == T * E
+    assert world.learning.updates == 1 and world.learning.pace.statistics()["consumed_samples"] == T * E
 
 
 TORCH_SAYS = "CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of 79.10 GiB of which ..."
@@ -454,7 +454,9 @@ def test_the_target_counts_the_past_segments_of_every_batch(worlds: list[World])
     spec = spec_of("fake", fakes.CountingEnv())
     channels: dict[str, Any] = {"wake": world.woken.append, "snapshots": WeightSnapshots(None)}
     loop = make_loop(algorithm, config, spec, world.core, tuple(world.readers), world.mailbox, **channels)
-    assert loop.pace.statistics().target == algorithm.samples_per_insert * (1 + 3 / 2)
+    assert loop.pace.statistics()["async/samples_per_insert_target"] == algorithm.samples_per_insert * (
+        1 + 3 / 2
+    )
 
 
 def test_past_segments_join_later_batches_and_are_measured(worlds: list[World]) -> None:

@@ -44,9 +44,11 @@ def test_both_units_are_measured_and_one_corrects():
         staleness, weight = measure(meter, [100, 97, 60], version=[10, 9, 2])
         assert staleness.tolist() == expected
         assert weight == pytest.approx([1 / (1 + s) for s in expected])
-        in_updates, in_versions = meter.in_updates.statistics(), meter.in_versions.statistics()
+        in_updates, in_versions = meter.in_updates.overall(), meter.in_versions.overall()
         assert (in_updates.mean, in_updates.max, in_updates.samples) == (43 / 3, 40, 3)
         assert (in_versions.mean, in_versions.max, in_versions.samples) == (3.0, 8, 3)
+        statistics = meter.statistics()
+        assert (statistics["async/staleness_mean"], statistics["async/staleness_versions_max"]) == (43 / 3, 8)
 
 
 def test_power_correction_by_hand():
@@ -67,7 +69,7 @@ def test_rows_of_a_segment_count_once_for_each_environment():
     assert weight == pytest.approx([1, 1, 1 / 2, 1 / 4, 1 / 41])  # corrected once, however many it stands for
     measure(by_step, np.repeat(updates, 6))
     for ours, theirs in ((by_row.in_updates, by_step.in_updates), (by_row.in_versions, by_step.in_versions)):
-        assert ours.statistics() == theirs.statistics() and ours.statistics().samples == 30
+        assert ours.overall() == theirs.overall() and ours.overall().samples == 30
 
 
 @pytest.mark.parametrize("kind", [0, 1, 2])

@@ -26,7 +26,7 @@ from asyncrl.interfaces import (
 )
 from asyncrl.replay import PrioritizedReplay, SequenceReplay
 from asyncrl.replay.priority_rules import PriorityRules
-from asyncrl.replay.tables import ID_BITS
+from asyncrl.replay.tables import ID_BITS, IGNORED, RETIRED
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment
 from asyncrl.shm.segment import POISON
 
@@ -318,17 +318,21 @@ def copy_of(rng: np.random.Generator) -> np.random.Generator:
     return twin
 
 
+def count(replay: Any, index: int) -> int:
+    """One of the counters of the replay's kernels."""
+    return int(replay._state[index])
+
+
 def check_against_twin(r: Rig) -> None:
     r.replay.tree.check()
-    statistics = r.replay.statistics()
     assert r.replay.sampleable == len(r.twin.priority)
-    assert statistics.sampleable == len(r.twin.priority) * r.twin.period
+    assert r.replay.stored_steps == len(r.twin.priority) * r.twin.period
     assert r.replay.tree.total == sum(r.twin.priority.values())
-    assert r.replay.inserted == statistics.inserted == r.twin.inserted
-    assert statistics.stale_updates_ignored == r.twin.ignored
-    assert statistics.discarded_stale == r.twin.discarded
-    assert statistics.retired == r.twin.retired * r.twin.period
-    assert statistics.largest_priority == r.twin.largest()
+    assert r.replay.inserted == r.twin.inserted
+    assert count(r.replay, IGNORED) == r.twin.ignored
+    assert r.replay.discarded_steps == r.twin.discarded
+    assert count(r.replay, RETIRED) == r.twin.retired
+    assert r.replay.numbers[0] == r.twin.largest()
     assert r.replay.published_rows().tolist() == r.twin.seen
     assert r.replay.published_rows().tolist() == list(r.twin.seen)
 

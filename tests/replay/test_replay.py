@@ -14,6 +14,7 @@ from replay_rig import (
     Rig,
     check_against_twin,
     churn,
+    count,
     interpret,
     random_operation,
     rig,
@@ -24,7 +25,7 @@ from asyncrl.errors import RingCorrupt
 from asyncrl.interfaces import RESET
 from asyncrl.replay import PrioritizedReplay, gather, power, rows, sampling, sum_tree, tables, tree_kernels
 from asyncrl.replay.priority_rules import PriorityRules
-from asyncrl.replay.tables import ID_BITS
+from asyncrl.replay.tables import ID_BITS, IGNORED
 from asyncrl.shm import RingWriter
 from asyncrl.shm.ring_layout import PUBLISHED
 
@@ -137,7 +138,7 @@ def test_updates_of_retired_rows_are_ignored_and_counted() -> None:
         gone = int((positions < 6).sum())
         assert 0 < gone < 64
         assert r.replay.update_priorities(batch.ids, np.full(64, 3, np.float32)) == gone
-        assert r.replay.statistics().stale_updates_ignored == gone
+        assert count(r.replay, IGNORED) == gone
         # The slots are taken by new rows: the old ids still do not touch them.
         r.actors[0].write(6)
         r.ingest()
@@ -181,7 +182,7 @@ def test_new_rows_get_the_largest_of_the_recent_priorities() -> None:
             *((0.25, 0.5), (0.25, 0.5), (3.0, 3.0)),
         ):
             assert r.replay.update_priorities(r.ids([key]), np.array([error], np.float32)) == 0
-            assert r.replay.statistics().largest_priority == largest + EPS
+            assert r.replay.numbers[0] == largest + EPS
             assert priority_of_new_rows(r) == largest + EPS
 
 
@@ -201,7 +202,7 @@ def test_a_call_that_sets_nothing_counts_in_no_window() -> None:
         closed = [(0, keys[-1][1] + 1, 0)]  # not decided yet
         for _ in range(3):
             assert r.replay.update_priorities(r.ids(closed), np.array([5.0], np.float32)) == 1
-        assert r.replay.statistics().largest_priority == 0.25 + EPS
+        assert r.replay.numbers[0] == 0.25 + EPS
 
 
 @pytest.mark.parametrize(

@@ -201,16 +201,9 @@ def test_random_operations_agree_with_a_queue_of_lists(slots, length, rings, spe
             assert queue.released.tolist() == twin.released_rows()
             assert queue.published_rows().tolist() == twin.seen
             assert queue.next_wake().tolist() == [(s // length + 1) * length for s in twin.seen]
-        copied = sum(1 for _, i in twin.taken if i * length % slots + length > slots)
-        statistics = queue.statistics()
-        assert statistics.taken_segments == len(twin.taken) > 25
-        assert statistics.taken_steps == sum(twin.steps(*key) for key in twin.taken)
-        assert statistics.inserted_steps == twin.inserted
-        assert statistics.copied_segments == copied
-        assert (copied > 0) == (slots % length > 0)
-        assert statistics.capacity == rings * slots * 2
-        assert statistics.ready == queue.ready
-        assert each > 0
+        wrapped = sum(1 for _, i in twin.taken if i * length % slots + length > slots)
+        assert (wrapped > 0) == (slots % length > 0)
+        assert len(twin.taken) > 25 and each > 0
 
 
 # ---- by hand -------------------------------------------------------------------------------------
@@ -256,7 +249,6 @@ def test_env_steps_leave_reset_rows_out():
         assert steps == 2
         assert r.queue.poll() == 2
         assert r.queue.take(1)[0].steps == 2
-        assert r.queue.statistics().taken_steps == 2
 
 
 # ---- views and copies ----------------------------------------------------------------------------
@@ -282,7 +274,6 @@ def test_segments_that_do_not_wrap_are_read_where_they_lie():
                 assert np.shares_memory(view, whole)
                 assert inside(view, whole)
             r.queue.release(segment)
-        assert r.queue.statistics().copied_segments == 0
 
 
 def test_a_segment_that_wraps_is_copied_and_its_last_observation_is_not():
@@ -301,7 +292,7 @@ def test_a_segment_that_wraps_is_copied_and_its_last_observation_is_not():
                 assert np.shares_memory(view, whole) != wraps
             assert np.shares_memory(segment.last_obs, ring.obs)
             r.queue.release(segment)
-        assert r.queue.statistics().copied_segments == sum(copied) == 4
+        assert sum(copied) == 4
 
 
 # ---- release and grant ---------------------------------------------------------------------------
@@ -499,7 +490,7 @@ def test_a_real_writer_never_reaches_what_is_not_released(length):
     with Segment.create("counting", COUNTING.arrays(), poison=True) as memory:
         queue = SegmentQueue([RingReader(memory, COUNTING)], length=length)
         held: list[core.Segment] = []
-        steps = seen = 0
+        steps = taken = seen = 0
         for life in (1, 2):
             target = seen + 250
             with writer(memory, life):
@@ -514,12 +505,11 @@ def test_a_real_writer_never_reaches_what_is_not_released(length):
                         assert segment.first == seen * length, "every segment once, in order"
                         assert bad_parts(segment) == []
                         held.append(segment)
+                        taken += segment.steps
                         seen += 1
                     while held and (len(held) * length + length >= COUNTING.num_slots or rng.random() < 0.5):
                         assert bad_parts(held[0]) == [], "overwritten before it was released"
                         queue.release(held.pop(0))
         assert queue.rings[0].incarnation.max() == 2
         flags = (np.arange(seen * length)[:, np.newaxis] + np.arange(2)) & 7
-        assert queue.statistics().inserted_steps == steps
-        assert queue.statistics().taken_steps == np.count_nonzero(flags & RESET == 0)
-        assert (queue.statistics().copied_segments == 0) == (COUNTING.num_slots % length == 0)
+        assert taken == np.count_nonzero(flags & RESET == 0) and steps >= taken

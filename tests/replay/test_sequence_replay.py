@@ -12,6 +12,7 @@ from replay_rig import (
     FRAMES_SPEC,
     check_against_twin,
     churn,
+    count,
     interpret,
     random_operation,
     rig,
@@ -31,7 +32,7 @@ from asyncrl.replay import (
     tree_kernels,
 )
 from asyncrl.replay.replay_state import priorities_of, restore_replay
-from asyncrl.replay.tables import ID_BITS
+from asyncrl.replay.tables import ID_BITS, SAMPLED
 from asyncrl.saved_state import saved
 
 
@@ -103,7 +104,7 @@ def test_a_sequence_by_hand() -> None:
         w.flags[0, :8] = [0, 0, TERMINATED, RESET, 0, TRUNCATED, RESET, 0]
         w.reward[0, :8] = [1, 2, 4, 0, 8, 16, 0, 32]
         r.replay.ingest()
-        assert r.replay.sampleable == 1 and r.replay.statistics().sampleable == 6
+        assert r.replay.sampleable == 1 and r.replay.stored_steps == 6
         batch = r.batch(1)
         r.replay.sample(batch, 1.0)
         assert batch.ids.tolist() == [0]
@@ -166,7 +167,7 @@ def test_priorities_are_of_sequences() -> None:
         r.replay.update_priorities(batch.ids, np.array([1, 2, 3, 4], np.float32))
         positions = batch.ids & (1 << ID_BITS) - 1
         assert r.replay.tree.leaves[positions].tolist() == [1 + EPS, 2 + EPS, 3 + EPS, 4 + EPS]
-        assert r.replay.statistics().sampled == 4 * 4
+        assert count(r.replay, SAMPLED) == 4
 
 
 @pytest.mark.parametrize("burn_in", [1, 5])

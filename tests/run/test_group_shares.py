@@ -24,9 +24,8 @@ from asyncrl.actors.plans import ActorPlan, PoolPlan
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import ConfigurationError
 from asyncrl.groups import state
-from asyncrl.groups.fusing import FusionStatistics
 from asyncrl.groups.place import Place
-from asyncrl.interfaces import DiscreteAction, EnvSpec
+from asyncrl.interfaces import DiscreteAction, Distribution, EnvSpec
 from asyncrl.protocols import Policy
 from asyncrl.run import grouped
 from asyncrl.run import run as run_module
@@ -207,19 +206,21 @@ def test_another_group_goes_on_without_what_is_rank_0s() -> None:
 
 def test_a_group_tells_its_share_and_the_policy_lag_of_all_its_steps() -> None:
     place = Place(rank=0, size=2, host="here", port=1)
-    heard = {1: {"env_steps": 3, "policy_lag_mean": 4.5}}
+    heard = {1: {"env_steps": 3, "policy_lag_mean": 4.5, "metrics": {"episodes": 7, "async/ring_fill": 0.1}}}
     session: Any = SimpleNamespace(
         place=place,
         leads=True,
-        statistics=FusionStatistics,
+        statistics=dict,
         statuses=lambda: dict(heard),
         earlier_lives=[],
     )
     group = Group(session, CONFIG, DQN(), None)
     assert (group.max_env_steps, group.among) == (5001, (0, 4))
     assert group.groups()[0].policy_lag_mean == 0.0, "nothing was received yet"
-    shown = group.shown(make_snapshot(policy_lag_counts=(1, 0, 4), policy_lag_sum=8.0, policy_lag_mean=0.0))
+    received = Distribution(mean=1.6, samples=5, sum=8, edges=(0, 1, 2), counts=(1, 0, 4))
+    shown = group.shown(make_snapshot(distributions={"async/policy_lag": received}, policy_lag_mean=0.0))
     assert [one.policy_lag_mean for one in shown.groups] == [1.6, 4.5]
+    assert (shown.env_steps, shown.episodes, shown.ring_fill) == (1003, 37, 0.62)
 
 
 def test_steps_of_the_algorithm_are_divided_and_batches_are_not() -> None:
@@ -278,7 +279,7 @@ def group_of(config: TrainerConfig, resumed: Resumption | None, earlier: list[di
     session: Any = SimpleNamespace(
         place=place,
         leads=True,
-        statistics=FusionStatistics,
+        statistics=dict,
         statuses=lambda: {1: {"env_steps": 5010, "updates": 701}},
         earlier_lives=earlier,
         heartbeat=None,

@@ -1,48 +1,29 @@
-"""Snapshot and summary from statistics: rates, both clocks, unknown values."""
+"""Metrics and summary of a run from the numbers of its parts: rates, both clocks, unknown values."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-from typing import Any
 
 import pytest
 from snapshots import make_actor, make_snapshot
 
+from asyncrl.actors.statistics import over_actors
 from asyncrl.config import TrainerConfig
+from asyncrl.interfaces import Distribution, Metrics
 from asyncrl.learning.clock import TrainClock
-from asyncrl.learning.histogram import HistogramStatistics
-from asyncrl.learning.learner import LearnerReport
-from asyncrl.learning.pace import BalanceStatistics
 from asyncrl.run import reporting
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.reporting import Reporter
 from asyncrl.run.summary import summarize
-from asyncrl.show.metrics import EvaluationResult
+from asyncrl.show.metrics import RUN_METRICS, UNMEASURED, EvaluationResult
 
-STALENESS = HistogramStatistics(2.0, 5.0, 9, 100, (0, 1), (60, 40))
-BALANCE = BalanceStatistics(4.0, 3.5, 1000, 3500, 500.0, 600.0, 8, 800, "relaxed")
 EVALUATION = EvaluationResult(480.0, 10.0, 480.0, 100, 7, 900, 3.5, 45)
-
-
-def learner_report(**fields: Any) -> LearnerReport:
-    values: dict[str, Any] = {
-        "updates": 50,
-        "policy_version": 7,
-        "wait_seconds": 1.0,
-        "train_metrics": {"train/loss": 0.5, "train/kl": 0.01},
-        "staleness": STALENESS,
-        "staleness_overall": STALENESS,
-        "staleness_versions": STALENESS,
-        "staleness_versions_overall": STALENESS,
-        "policy_lag": STALENESS,
-        "policy_lag_overall": STALENESS,
-        "publish_interval": 1.0,
-        "publish_seconds": 1e-5,
-        "balance": BALANCE,
-        "stored_steps": 64,
-        "discarded_steps": 20,
-    }
-    return LearnerReport(**{**values, **fields})
+LEARNED: Metrics = {
+    "train/n_updates": 50,
+    "learner_wait_seconds": 1.0,
+    "received_steps": 800,
+    "consumed_samples": 3500,
+    "train/loss": 0.5,
+    "train/kl": 0.01,
+}
 
 
 class Clock:
@@ -73,84 +54,81 @@ def reporter(clock: Clock) -> Reporter:
     return make_reporter(config, TrainClock(clock.monotonic))
 
 
+def measured(env_steps: int, **learned: float) -> Metrics:
+    """Numbers of one actor and the learner."""
+    return over_actors((make_actor(env_steps=env_steps),)) | LEARNED | learned
+
+
 def test_rates_are_differences_over_the_interval(reporter: Reporter, clock: Clock) -> None:
     clock.now += 2.0
-    first = reporter.snapshot("training", actors=(make_actor(env_steps=1000),), learner=learner_report())
-    assert (first.env_steps_per_second, first.received_steps_per_second) == (500.0, 400.0)
-    assert (first.consumed_samples_per_second, first.consumption_per_production) == (1750.0, 3.5)
-    assert (first.updates_per_second, first.learner_wait_fraction) == (25.0, 0.5)
+    first = reporter.metrics(measured(1000))
+    assert (first["time/fps"], first["async/receipt_per_second"]) == (500.0, 400.0)
+    assert (first["async/consumption_per_second"], first["consumption_per_production"]) == (1750.0, 3.5)
+    assert (first["updates_per_second"], first["async/learner_wait_fraction"]) == (25.0, 0.5)
     clock.now += 0.5
-    later = learner_report(updates=60, balance=replace(BALANCE, received_steps=1100, sampled=4500))
-    second = reporter.snapshot("training", actors=(make_actor(env_steps=1250),), learner=later)
-    assert (second.env_steps_per_second, second.received_steps_per_second) == (500.0, 600.0)
-    assert (second.consumed_samples_per_second, second.consumption_per_production) == (2000.0, 4.0)
+    second = reporter.metrics(measured(1250, received_steps=1100, consumed_samples=4500))
+    assert (second["time/fps"], second["async/receipt_per_second"]) == (500.0, 600.0)
+    assert (second["async/consumption_per_second"], second["consumption_per_production"]) == (2000.0, 4.0)
 
 
-def test_a_snapshot_takes_over_what_the_parts_say(reporter: Reporter, clock: Clock) -> None:
+def test_a_resumed_run_counts_only_what_is_added(reporter: Reporter, clock: Clock) -> None:
+    reporter.go_on_from(measured(1000), 3.0, 2)
+    clock.now += 2.0
+    metrics = reporter.metrics(measured(1200))
+    assert (metrics["time/fps"], metrics["updates_per_second"]) == (100.0, 0.0)
+    assert (reporter.actor_wait_seconds, metrics["async/actor_restarts"]) == (3.0, 2)
+
+
+def test_metrics_are_all_of_the_table_and_what_the_parts_measure(reporter: Reporter, clock: Clock) -> None:
     clock.now += 1.0
-    snapshot = reporter.snapshot(
-        "training", actors=(make_actor(),), learner=learner_report(), replay_capacity=4096
+    reporter.episodes.extend([(0, 20.0, 8), (0, 30.0, 12)])
+    metrics = reporter.metrics(measured(500))
+    assert [*metrics] == [*UNMEASURED, "train/kl"]
+    assert (metrics["train/loss"], metrics["train/kl"], metrics["train/learning_rate"]) == (0.5, 0.01, None)
+    assert (metrics["episodes"], metrics["rollout/ep_rew_mean"], metrics["rollout/ep_len_mean"]) == (
+        2,
+        25.0,
+        10.0,
     )
-    assert (snapshot.discipline, snapshot.target_training_return, snapshot.target_return) == (
-        "relaxed",
-        300.0,
-        None,
+    assert (metrics["time/time_elapsed"], metrics["async/ring_fill"]) == (1.0, 0.5)
+
+
+def test_numbers_over_the_actors_are_sums_and_means() -> None:
+    actors = (
+        make_actor(0, env_steps=10, ring_fill=0.2, restarts=1),
+        make_actor(1, env_steps=30, ring_fill=0.4),
     )
-    assert (snapshot.replay_steps, snapshot.replay_capacity) == (64, 4096)
-    assert snapshot.discarded_fraction == 20 / 1000
-    assert (snapshot.samples_per_insert_target, snapshot.samples_per_insert_achieved) == (4.0, 3.5)
-    assert (snapshot.loss, snapshot.train_metrics) == (0.5, {"train/kl": 0.01})
+    assert over_actors(actors) == {
+        "time/total_timesteps": 40,
+        "async/actor_wait_fraction": 0.25,
+        "async/ring_fill": pytest.approx(0.3),
+        "async/actor_restarts": 1,
+    }
+    assert set(over_actors(()).values()) == {0}
 
 
-LAG = HistogramStatistics(2.5, 4.0, 7, 1000, (0, 1, 2), (300, 300, 400))
-VERSIONS = HistogramStatistics(1.5, 2.0, 3, 100, (0, 1), (50, 50))
-
-
-def test_a_snapshot_keeps_lag_and_both_kinds_of_staleness_apart(reporter: Reporter, clock: Clock) -> None:
-    clock.now += 1.0
-    learner = learner_report(
-        policy_lag=LAG, staleness_versions=VERSIONS, publish_interval=4.0, publish_seconds=25e-6
-    )
-    snapshot = reporter.snapshot("training", learner=learner)
-    assert (snapshot.policy_lag_mean, snapshot.policy_lag_p95, snapshot.policy_lag_max) == (2.5, 4.0, 7)
-    assert (snapshot.policy_lag_edges, snapshot.policy_lag_counts) == ((0, 1, 2), (300, 300, 400))
-    assert (snapshot.staleness_mean, snapshot.staleness_p95, snapshot.staleness_max) == (2.0, 5.0, 9)
-    assert snapshot.staleness_versions_mean == 1.5
-    assert (snapshot.staleness_versions_p95, snapshot.staleness_versions_max) == (2.0, 3)
-    assert (snapshot.publish_interval, snapshot.publish_seconds) == (4.0, 25e-6)
-
-
-def test_the_summary_says_both_of_the_whole_run() -> None:
-    learner = learner_report(policy_lag_overall=LAG, staleness_versions_overall=VERSIONS)
-    summary = summarize(make_snapshot(), learner, None, 0.0)
+def test_the_summary_says_lag_and_both_kinds_of_staleness_of_the_whole_run() -> None:
+    distributions = {
+        "async/staleness": Distribution(2.0, 5.0, 9),
+        "async/staleness_versions": Distribution(1.5, 2.0, 3),
+        "async/policy_lag": Distribution(2.5, 4.0, 7),
+    }
+    summary = summarize(make_snapshot(distributions=distributions), None, 0.0)
     assert summary["policy_lag"] == {"mean": 2.5, "p95": 4.0, "max": 7}
     assert summary["staleness_versions"] == {"mean": 1.5, "p95": 2.0, "max": 3}
     assert summary["staleness"] == {"mean": 2.0, "p95": 5.0, "max": 9, "discarded_fraction": 0.002}
-
-
-def test_a_snapshot_has_every_evaluation_and_the_last_of_them(reporter: Reporter, clock: Clock) -> None:
-    clock.now += 1.0
-    assert reporter.snapshot("training").evaluation is None
-    later = replace(EVALUATION, env_steps=1800)
-    snapshot = reporter.snapshot("training", evaluations=(EVALUATION, later), best=EVALUATION)
-    assert snapshot.evaluation == later and snapshot.best_evaluation == EVALUATION
-    assert snapshot.evaluations == (EVALUATION, later)
+    nothing = summarize(make_snapshot(distributions={}), None, 0.0)
+    assert nothing["policy_lag"] == {"mean": 0.0, "p95": 0.0, "max": 0}
 
 
 def test_before_the_learner_is_there_and_after_the_actors_are_gone(reporter: Reporter, clock: Clock) -> None:
     clock.now += 1.0
-    start = reporter.snapshot("starting")
-    assert (start.discipline, start.discarded_fraction, start.consumption_per_production) == ("", 0.0, 0.0)
+    start = reporter.metrics({})
+    assert (start["discarded_fraction"], start["consumption_per_production"]) == (0, 0.0)
     clock.now += 1.0
-    reporter.snapshot("training", actors=(make_actor(),), learner=learner_report())
+    reporter.metrics(measured(500))
     clock.now += 1.0
-    failed = reporter.snapshot("failed")
-    rates = (
-        failed.env_steps_per_second,
-        failed.received_steps_per_second,
-        failed.consumed_samples_per_second,
-    )
-    assert rates == (0.0, 0.0, 0.0)
+    assert {reporter.metrics({})[metric.name] for metric in RUN_METRICS if metric.kind == "rate"} == {0.0}
 
 
 CLOCKS = (
@@ -174,7 +152,7 @@ CLOCKS = (
 def test_each_clock_is_said_where_it_ended_the_run(
     reason: str, final: EvaluationResult | None, expected: tuple[object, ...]
 ) -> None:
-    summary = summarize(make_snapshot(stop_reason=reason), learner_report(), final, 3.0)
+    summary = summarize(make_snapshot(stop_reason=reason), final, 3.0)
     assert tuple(summary[name] for name in CLOCKS) == expected
     assert summary["episodes_return_mean"] == 123.5
 
@@ -191,5 +169,6 @@ def test_waiting_while_the_clock_stands_is_not_counted() -> None:
     clock.resume()
     reporter.count_waiting(7.25)
     assert reporter.actor_wait_seconds == 1.75
-    summary = summarize(make_snapshot(train_seconds=3.5), learner_report(), None, reporter.actor_wait_seconds)
-    assert summary["actor_wait_fraction"] == 0.5
+    snapshot = make_snapshot(train_seconds=3.5, learner_wait_seconds=0.7)
+    summary = summarize(snapshot, None, reporter.actor_wait_seconds)
+    assert (summary["actor_wait_fraction"], summary["learner_wait_fraction"]) == (0.5, pytest.approx(0.2))

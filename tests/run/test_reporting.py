@@ -72,7 +72,7 @@ def test_steps_alone_report_no_faster_than_people_can_see(clock: Clock) -> None:
 def test_an_evaluation_is_reported_at_once_and_once(clock: Clock) -> None:
     times = ReportTimes(1.0, 1000, clock)
     times.reported(0)
-    times.ask()
+    times.request()
     assert times.due(0)
     times.reported(0)
     assert not times.due(0)
@@ -85,10 +85,10 @@ def test_an_evaluation_ends_the_wait_and_one_during_a_report_asks_for_the_next()
         waiting = asyncio.create_task(times.wait(lambda: 0))
         await asyncio.sleep(0)
         assert not waiting.done()
-        times.ask()
+        times.request()
         await asyncio.wait_for(waiting, PATIENCE_SECONDS)
         times.reported(0)
-        times.ask()  # while the report is being made
+        times.request()  # while the report is being made
         await asyncio.wait_for(times.wait(lambda: 0), PATIENCE_SECONDS)
 
     asyncio.run(scenario())
@@ -120,7 +120,7 @@ def test_a_run_that_ends_with_its_last_evaluation_is_not_kept_waiting() -> None:
         reporting = asyncio.create_task(report())
         for _ in range(5):
             await asyncio.sleep(0)
-        times.ask()
+        times.request()
         await asyncio.sleep(0)  # the event is on its way to the task
         reporting.cancel()
         done, _ = await asyncio.wait([reporting], timeout=PATIENCE_SECONDS)
@@ -208,6 +208,6 @@ def test_the_curve_of_returns_has_each_point_once_and_the_newest() -> None:
     for steps in range(1, 402):
         told.show(make_snapshot(env_steps=steps, return_mean=float(steps)))
         for _ in range(4):  # a state is told again and again, such as the progress of an evaluation
-            told.tell("evaluating")
+            told.show_state("evaluating")
     assert len(told.returns) == len(set(told.returns)) > 150
     assert told.returns[-1] == (401, 401.0)

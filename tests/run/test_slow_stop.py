@@ -11,7 +11,7 @@ from waiting import PATIENCE_SECONDS
 
 from asyncrl import errors
 from asyncrl.run import slow_stop
-from asyncrl.run.slow_stop import slow_stop_told
+from asyncrl.run.slow_stop import warned_of_slow_stop
 
 
 async def deep(event: asyncio.Event) -> None:
@@ -28,7 +28,7 @@ def test_a_slow_stop_names_what_is_waited_for(tmp_path: Path, monkeypatch: pytes
     async def main() -> None:
         requested, never = asyncio.Event(), asyncio.Event()
         stuck = asyncio.create_task(outer(never), name="close-disk")
-        with slow_stop_told(requested, lambda: tmp_path):
+        with warned_of_slow_stop(requested, lambda: tmp_path):
             requested.set()
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while not (tmp_path / "waiting.txt").exists():
@@ -49,7 +49,7 @@ def test_a_run_that_ends_in_time_warns_of_nothing(tmp_path: Path, monkeypatch: p
 
     async def main() -> None:
         requested = asyncio.Event()
-        with slow_stop_told(requested, lambda: tmp_path):
+        with warned_of_slow_stop(requested, lambda: tmp_path):
             await asyncio.sleep(0.05)  # nobody asked it to stop
             requested.set()
         await asyncio.sleep(0.05)

@@ -13,8 +13,9 @@ from waiting import PATIENCE_SECONDS as FIRST_ROW_SECONDS
 from asyncrl.shm import Doorbell, RingReader, Segment
 from asyncrl.shm.ring import PUBLISHED
 
-KILLS = 500
-KILLS_WITH_ROWS_IN_PYTHON = 100
+KILLS = 200
+KILLS_WITH_ROWS_IN_PYTHON = 60
+KILLS_OF_A_WRONG_WRITER = 500
 LONGEST_LIFE_SECONDS = 0.004
 FOREVER = 1 << 40
 
@@ -96,13 +97,15 @@ def test_rows_written_through_python_survive_kills_too(nursery, segment):
 def test_the_test_sees_a_position_that_is_published_before_its_data(nursery, segment):
     """Negative control: the same loop must detect torn rows of a wrong writer."""
     consumer, rng = Consumer(segment), np.random.default_rng(3)
-    for life in range(KILLS):
+    for life in range(KILLS_OF_A_WRONG_WRITER):
         seconds = rng.uniform(0.001, LONGEST_LIFE_SECONDS)
         args = (life, FOREVER, True), (segment.fd,), seconds
         live_and_die(nursery, consumer, "write_in_kernel", *args, after_rows=1)
         if consumer.bad >= 5:
             return
-    pytest.fail(f"{KILLS} kills of a writer that publishes first tore {consumer.bad} rows: the test is blind")
+    pytest.fail(
+        f"{KILLS_OF_A_WRONG_WRITER} kills of a writer that publishes first tore {consumer.bad} rows: the test is blind"
+    )
 
 
 def test_every_row_arrives_once_and_lives_do_not_mix(nursery, segment):

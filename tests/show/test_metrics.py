@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import math
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from snapshots import make_snapshot
+from snapshots import METRICS, make_actor, make_snapshot
 
 from asyncrl.show.metrics import (
     ACTOR_METRICS,
@@ -18,8 +20,8 @@ from asyncrl.show.metrics import (
     METRIC_NAMES,
     RUN_METRICS,
     EvaluationResult,
-    Snapshot,
     flat,
+    over_groups,
 )
 from asyncrl.show.writers import CsvWriter, JsonlWriter, RunWriters, TensorBoardWriter
 
@@ -65,6 +67,34 @@ EXPECTED_EVALUATION = {
     "eval/n_updates": 220,
 }
 
+KEPT = METRICS | {
+    "algo": "dqn",
+    "env": "CartPole-v1",
+    "seed": 3,
+    "state": "training",
+    "total_steps": 4000,
+    "target_return": 475.0,
+    "target_training_return": None,
+    "max_seconds": None,
+    "evaluation": EVALUATION,
+    "best_evaluation": EVALUATION,
+    "actors": (make_actor(0), make_actor(1)),
+    "groups": (),
+    "discipline": "replay",
+    "network": "",
+    "stop_reason": None,
+    "error": None,
+    "final_evaluation": None,
+    "staleness_edges": (0, 1, 2, 4),
+    "staleness_counts": (10, 20, 5, 1),
+    "staleness_sum": 60,
+    "policy_lag_edges": (0, 1, 2, 3),
+    "policy_lag_counts": (100, 300, 500, 100),
+    "policy_lag_sum": 1600,
+    "train_metrics": {"train/td_error": 0.5},
+}
+"""Attributes of `make_snapshot()` that users rely on."""
+
 UNKNOWN: dict[str, Any] = dict.fromkeys(
     (
         "return_mean",
@@ -105,10 +135,10 @@ def test_flat_leaves_out_what_is_not_known() -> None:
     }
 
 
-def test_flat_adds_the_cores_own_scalars_and_lets_none_replace_a_fixed_one() -> None:
-    metrics = {"train/td_error": 0.5, "grad_norm": 2.0, "train/loss": 99.0}
+def test_flat_adds_the_scalars_that_the_table_lacks() -> None:
+    metrics = {"train/td_error": 0.5, "train/grad_norm": 2.0}
     values = flat(make_snapshot(train_metrics=metrics))
-    assert values == {**EXPECTED, "train/td_error": 0.5, "train/grad_norm": 2.0}
+    assert [*values.items()] == [*(EXPECTED | metrics).items()], "after those of the table"
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -204,30 +234,38 @@ def test_a_run_writes_all_three(tmp_path: Path) -> None:
     assert lines_of(tmp_path / "metrics.jsonl") == [EXPECTED, EXPECTED_EVALUATION]
 
 
-NOT_METRICS = {
-    "seed",
-    "total_steps",
-    "target_return",
-    "target_training_return",
-    "max_seconds",
-    "startup_seconds",
-}
-NOT_METRICS |= {"staleness_sum", "policy_lag_sum"}  # of the histograms
-
-
-def test_the_table_describes_every_number_once() -> None:
-    numbers = {name for name, value in vars(make_snapshot()).items() if type(value) in (int, float)}
-    assert numbers - NOT_METRICS == {metric.field for metric in RUN_METRICS}
-    evaluation, actor = make_snapshot().evaluation, make_snapshot().actors[0]
-    assert {metric.field for metric in EVALUATION_METRICS} <= set(vars(evaluation))
-    assert {metric.field for metric in ACTOR_METRICS} <= set(vars(actor))
+def test_the_table_has_every_number_once() -> None:
     tables = (*RUN_METRICS, *EVALUATION_METRICS, *ACTOR_METRICS)
+    names = [metric.name for metric in RUN_METRICS]
+    assert len(set(names)) == len(names)
     prometheus = [metric.prometheus_name for metric in tables if metric.prometheus_name is not None]
     assert len(set(prometheus)) == len(prometheus)
+    assert {metric.of for metric in RUN_METRICS} | {metric.per for metric in RUN_METRICS} <= {"", *names}
+    evaluation, actor = make_snapshot().evaluation, make_snapshot().actors[0]
+    assert {metric.key for metric in EVALUATION_METRICS} <= set(vars(evaluation))
+    assert {metric.name for metric in ACTOR_METRICS} <= set(vars(actor))
 
 
-def test_snapshot_fields_keep_their_names() -> None:
-    # Dashboards read them from /stats; adding is free, renaming is not.
-    assert {"algo", "env_steps", "actors", "staleness_counts", "stop_reason"} <= set(
-        Snapshot.__dataclass_fields__
-    )
+def test_attributes_of_a_snapshot_keep_their_names() -> None:
+    """Dashboards read them from `/stats`, callbacks from the snapshot; adding is free, renaming is not."""
+    snapshot = make_snapshot(train_metrics={"train/td_error": 0.5})
+    assert snapshot.fields() | KEPT == snapshot.fields()
+    assert {name: getattr(snapshot, name) for name in KEPT} == KEPT
+    with pytest.raises(AttributeError, match="no attribute 'env_step'; its numbers are in `metrics`"):
+        _ = snapshot.env_step
+
+
+def test_a_snapshot_survives_pickling_and_copying() -> None:
+    snapshot = make_snapshot()
+    assert pickle.loads(pickle.dumps(snapshot)) == copy.deepcopy(snapshot) == snapshot
+
+
+def test_groups_add_counters_and_rates_and_no_gauges() -> None:
+    own = make_snapshot(
+        env_steps=100, env_steps_per_second=10.0, ring_fill=0.5, exploration_rate=None
+    ).metrics
+    others = [make_snapshot(env_steps=30, env_steps_per_second=5.0, ring_fill=0.1).metrics, {}]
+    together = over_groups(own, others)
+    assert (together["time/total_timesteps"], together["time/fps"]) == (130, 15.0)
+    assert (together["async/ring_fill"], together["rollout/exploration_rate"]) == (0.5, None)
+    assert [*together] == [*own]

@@ -32,6 +32,7 @@ RUNS: dict[str, tuple[str, Any]] = {
         PPO(
             discipline="lockstep",
             segment_length=32,
+            epochs=2,
             hidden_sizes=(16, 16),
             normalize_observations=True,
             normalize_rewards=True,
@@ -51,12 +52,16 @@ RUNS: dict[str, tuple[str, Any]] = {
             samples_per_insert=4,
         ),
     ),
-    "synchronous": ("CartPole-v1", PPO(discipline="synchronous", segment_length=32, hidden_sizes=(16, 16))),
+    "synchronous": (
+        "CartPole-v1",
+        PPO(discipline="synchronous", segment_length=32, epochs=2, hidden_sizes=(16, 16)),
+    ),
     "ppo-gru": (
         "CartPole-v1",
         PPO(
             discipline="lockstep",
             segment_length=32,
+            epochs=2,
             hidden_sizes=(16,),
             recurrent="gru",
             recurrent_size=8,
@@ -76,7 +81,13 @@ RUNS: dict[str, tuple[str, Any]] = {
     ),
     "sac": (
         "Pendulum-v1",
-        SAC(discipline="lockstep", learning_starts=100, batch_size=32, hidden_sizes=(16, 16)),
+        SAC(
+            discipline="lockstep",
+            learning_starts=100,
+            batch_size=32,
+            samples_per_insert=8.0,
+            hidden_sizes=(16, 16),
+        ),
     ),
 }
 """Environment and algorithm by name. No schedule of these depends on `total_steps`; the replay wraps around."""

@@ -36,7 +36,7 @@ RUNS: dict[str, tuple[str, Any]] = {
     "td3": ("Pendulum-v1", TD3),
     "sac": ("Pendulum-v1", SAC),
     "tqc": ("Pendulum-v1", TQC),
-    "crossq": ("Pendulum-v1", CrossQ),
+    "crossq": ("Pendulum-v1", partial(CrossQ, critic_hidden_sizes=(16, 16))),  # 512 wide by default
 }
 TARGET = 30.0
 LONG = ("dqn", "rainbow", "sac", "td3")

@@ -1,0 +1,1 @@
+"""Benchmarks and fault injection: one script for each question; see README.md."""

@@ -1,0 +1,1 @@
+"""Several groups of actors and a learner: cost, gain, correctness and faults of their fusions."""

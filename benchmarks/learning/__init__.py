@@ -1,0 +1,1 @@
+"""What is learned: presets, disciplines, staleness, memory."""

@@ -1,0 +1,1 @@
+"""asyncrl beside other libraries, and the programs that run those."""

@@ -1,0 +1,1 @@
+"""What the parts of asyncrl cost and keep: processes, memory, kernels, updates, the page."""
