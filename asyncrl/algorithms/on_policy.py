@@ -206,7 +206,7 @@ class OnPolicy(Hyperparameters):
         """
         if self.segment_length is not None:
             return self
-        streams = (self.segments_per_batch or config.actors) * config.envs_per_actor
+        streams = (self.segments_per_batch or config.actors) * config.envs_per_actor * spec.num_agents
         return dataclasses.replace(self, segment_length=max(SHORTEST, BATCH_STEPS // streams))
 
     @property

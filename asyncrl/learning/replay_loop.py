@@ -123,7 +123,7 @@ class ReplayLoop(UpdateLoop):
     @property
     def stored_steps(self) -> int:
         """See `UpdateLoop`."""
-        return self._replay.stored_steps
+        return self._replay.stored_steps // self.rings[0].layout.spec.num_agents
 
     @property
     def discarded_steps(self) -> int:

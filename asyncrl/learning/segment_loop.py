@@ -94,7 +94,13 @@ class SegmentLoop(UpdateLoop):
         kept, past_per_batch = algorithm.kept_segments
         past_per_batch = past_per_batch if kept else 0
         return SegmentBalance(
-            SegmentShape(len(self._queue.rings), ring.num_envs, self._queue.length, ring.num_slots),
+            SegmentShape(
+                len(self._queue.rings),
+                ring.environments,
+                self._queue.length,
+                ring.num_slots,
+                ring.layout.spec.num_agents,
+            ),
             discipline=algorithm.discipline,
             segments_per_batch=self._per_batch,
             queue_batches=algorithm.queue_batches,
@@ -136,7 +142,7 @@ class SegmentLoop(UpdateLoop):
     @property
     def stored_steps(self) -> int:
         """See `UpdateLoop`."""
-        rows = self._queue.length * self.rings[0].num_envs
+        rows = self._queue.length * self.rings[0].environments
         return (self._queue.ready + len(self._taken)) * rows
 
     @property

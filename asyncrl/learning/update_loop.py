@@ -173,7 +173,7 @@ class UpdateLoop(ABC):
             **self.staleness.statistics(),
             **self.policy_lag.statistics(reset=True),
             "replay_steps": self.stored_steps,
-            "replay_capacity": sum(ring.num_slots * ring.num_envs for ring in self.rings),
+            "replay_capacity": sum(ring.num_slots * ring.environments for ring in self.rings),
             "discarded_steps": self.discarded_steps,
             "discarded_fraction": self.discarded_steps / max(1, self.inserted_steps),
         }

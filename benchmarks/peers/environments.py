@@ -75,8 +75,12 @@ LIBRARIES = (
     Library(
         "PettingZoo",
         ("pettingzoo==1.27.0", "mpe2==1.1.1", "supersuit==3.11.0"),
-        ("environments:agents --algo ppo --wrapper asyncrl.envs.vectors:SameStep",),
-        (("mpe2.simple_spread_v3:parallel_env --algo ppo", "asyncrl.envs.vectors:SameStep"),),
+        (
+            "mpe2:simple_spread_v3 --algo ppo",
+            "mpe2:simple_speaker_listener_v4 --algo ppo --pad-spaces",
+            "environments:agents --algo ppo --wrapper asyncrl.envs.vectors:SameStep",
+        ),
+        (("mpe2:simple_speaker_listener_v4 --algo ppo", "pad_spaces=True"),),
     ),
     Library(
         "MO-Gymnasium",
