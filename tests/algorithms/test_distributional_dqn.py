@@ -156,8 +156,8 @@ class Reference:
             own, other = torch.empty(2, count).normal_(generator=self.noise)
         with torch.no_grad():
             following = self.outputs(self.target, next_obs, other)
-            chooser = self.outputs(self.online, next_obs, own) if config.double else following
-            best = core._values(chooser).argmax(1, keepdim=True)
+            selector = self.outputs(self.online, next_obs, own) if config.double else following
+            best = core._values(selector).argmax(1, keepdim=True)
         result = core._loss(self.outputs(self.online, obs, own), following, best, staged)
         self.adam.zero_grad()
         result.loss.backward()
