@@ -495,6 +495,7 @@ class Run:
             self.mailbox,
             wake=self.pool.wake,
             snapshots=snapshots,
+            total_steps=config.total_steps,
             max_env_steps=config.total_steps if self.group is None else self.group.max_env_steps,
             other_steps=no_steps if self.group is None else self.group.scheduled_elsewhere,
             dump_dir=lambda: self.directory.current,

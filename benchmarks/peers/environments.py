@@ -148,8 +148,8 @@ def own_seed() -> int:
 
 def agents() -> Any:
     """Three agents of PettingZoo, for one policy that all of them share."""
-    import mpe2.simple_spread_v3  # type: ignore[import-not-found]
-    import supersuit  # type: ignore[import-not-found]
+    import mpe2.simple_spread_v3
+    import supersuit
 
     return supersuit.pettingzoo_env_to_vec_env_v1(mpe2.simple_spread_v3.parallel_env())
 
