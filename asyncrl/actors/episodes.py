@@ -50,6 +50,7 @@ class EpisodePlayer:
 
     Attributes:
         cut_episodes: number of episodes of the last `play` that were cut at a limit.
+        successes: `[episodes]` of the last `play`: whether they ended in success; see `checks.success_of`.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class EpisodePlayer:
         self._max_steps: float = math.inf
         self._deadline: float = math.inf
         self.cut_episodes = 0
+        self.successes = np.zeros(0, np.int8)
         self._spec: EnvSpec = env_checks.spec_of(source.name, built)
 
     def close(self) -> None:
@@ -99,6 +101,7 @@ class EpisodePlayer:
         self._max_steps = math.inf if max_steps is None else max_steps
         self._deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
         self.cut_episodes = self._finished = 0
+        self.successes = np.zeros(episodes, np.int8)
         return self._play_vector(episodes, seed) if self._vector is not None else self._play(episodes, seed)
 
     @contextlib.contextmanager
@@ -169,6 +172,7 @@ class EpisodePlayer:
                 continue
             self._finished += 1
             self.cut_episodes += not ended
+            self.successes[episode] = env_checks.success_of(step[4])
             if (following := episode + len(self._envs)) < len(seeds):
                 obs.begin(self._rows_of(following), self._reset(following, seeds))
                 still.append(following)
@@ -239,6 +243,8 @@ class EpisodePlayer:
                 flag = ends.get(i)
                 if flag != RESET and next_episode[i] < episodes:
                     returns[next_episode[i]], lengths[next_episode[i]] = row_returns[i], row_lengths[i]
+                    if flag is not None and streams.successes is not None:
+                        self.successes[next_episode[i]] = streams.successes[i]
                     next_episode[i] += n
                     self._finished += 1
                     self.cut_episodes += flag is None

@@ -46,6 +46,7 @@ class RemoteEvaluator:
     Attributes:
         max_seconds: time limit of an evaluation, after which its episodes are cut; None for no limit.
         cut_episodes: number of episodes of the last evaluation that were cut by one of the two limits.
+        success_rate: fraction of its episodes that ended in success; None where `info` does not say.
         finished_episodes: number of finished episodes of the current evaluation, about a second ago.
         agents: names of several agents, in the order of their returns; empty for one agent.
     """
@@ -73,6 +74,7 @@ class RemoteEvaluator:
         self._max_steps = max_episode_steps or spec.max_episode_steps or EPISODE_STEPS
         self.max_seconds: float | None = None
         self.cut_episodes = self.finished_episodes = 0
+        self.success_rate: float | None = None
         self._warned = False
         self._child: Child | None = None
         self._mailbox: WeightMailbox | None = None
@@ -140,7 +142,7 @@ class RemoteEvaluator:
         left = None if end is None else max(0.0, end - time.monotonic())
         child.send({**request, "max_seconds": left})
         answer = await self._answer(self._returns_of(child))
-        self.cut_episodes = answer["cut"]
+        self.cut_episodes, self.success_rate = answer["cut"], answer["success_rate"]
         self._warn_of_cut(len(answer["returns"]))
         return answer["returns"], answer["lengths"]
 

@@ -152,15 +152,15 @@ class ActorPool:
             for a in self._actors
         )
 
-    def episodes(self) -> Iterator[tuple[int, float | list[float], int]]:
-        """Yield the episodes finished since the last call: actor's index, undiscounted return, length in steps.
+    def episodes(self) -> Iterator[tuple[int, float | list[float], int, int]]:
+        """Yield the episodes finished since the last call: index, undiscounted return, length in steps, success.
 
         The return of an environment of several agents is a list with that of each.
         """
         for actor in self._actors:
-            actor.episodes_seen, returns, lengths = actor.ring.episodes_since(actor.episodes_seen)
-            for episode_return, length in zip(returns.tolist(), lengths.tolist(), strict=True):
-                yield actor.index, episode_return, length
+            actor.episodes_seen, *columns = actor.ring.episodes_since(actor.episodes_seen)
+            for returned, length, success in zip(*(column.tolist() for column in columns), strict=True):
+                yield actor.index, returned, length, success
 
     def wait_seconds(self) -> float:
         """Seconds that an actor has slept waiting for grants, over all its lives, averaged over actors."""

@@ -49,6 +49,7 @@ class Streams:
         num_envs: E.
         newest: `[E, *obs_shape]` in storage dtype, observations of the last `reset` or `step`: read-only, valid until
             the next call. It is the caller's array, or the environment's own, which is denser.
+        successes: `[E]`, whether each stream's last episode succeeded (`checks.SUCCEEDED`); None until one says so.
     """
 
     STATE: tuple[str, ...] = ()
@@ -62,6 +63,7 @@ class Streams:
         self._dtype: np.dtype[Any] = np.dtype(obs_space.dtype)
         self._action_form = ActionForm(action_space)
         self.newest: NDArray[Any] = np.empty((0, *spec.observation_shape))
+        self.successes: NDArray[np.int8] | None = None
         self.show_current_in(np.empty(1, np.int64))
 
     @property
@@ -74,6 +76,13 @@ class Streams:
         # A memoryview: storing an integer takes 30 ns, in an array 80.
         self._current = memoryview(word)  # type: ignore[arg-type]
         self._current[0] = -1
+
+    def _note_success(self, stream: int, success: int) -> None:
+        """Store the success of an episode that ends."""
+        if self.successes is None and success != env_checks.UNKNOWN:
+            self.successes = np.zeros(self.num_envs, np.int8)
+        if self.successes is not None:
+            self.successes[stream] = success
 
     @property
     def resetting(self) -> bool:
@@ -219,7 +228,7 @@ class PlainStreams(Streams):
             else:
                 step = steps[i](action)
                 try:
-                    obs, reward, terminated, truncated, _ = step
+                    obs, reward, terminated, truncated, info = step
                 except (TypeError, ValueError):
                     env_checks.check_step(self._name, step)
                     raise
@@ -228,6 +237,7 @@ class PlainStreams(Streams):
                         env_checks.check_step(self._name, step)
                     ended[i] = True
                     events.append((i, (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)))
+                    self._note_success(i, env_checks.success_of(info))
                 elif terminated is None or truncated is None:
                     env_checks.check_step(self._name, step)
             if not (type(obs) is np.ndarray and obs.shape == shape and obs.dtype == dtype):
@@ -303,7 +313,10 @@ class VectorStreams(Streams):
             next_obs[resets] = self._checked(self._reset_some(resets), "reset")[resets]
             self.newest = next_obs
         terminated, truncated = (np.ascontiguousarray(ended, np.bool_) for ended in step[2:4])
-        return self._events[: find_events(terminated, truncated, resets, rewards, self._events)]
+        events = self._events[: find_events(terminated, truncated, resets, rewards, self._events)]
+        for stream in events[events[:, 1] != RESET, 0].tolist():
+            self._note_success(stream, env_checks.success_of(step[4], stream))
+        return events
 
     def close(self) -> None:
         """See `Streams.close`."""

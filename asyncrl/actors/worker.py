@@ -31,6 +31,7 @@ from asyncrl.actors.frames import receive_frame, send_frame
 from asyncrl.actors.plans import QUIT, SAVE, ActorPlan, EvaluatorPlan
 from asyncrl.actors.served_actor import ServedActor
 from asyncrl.actors.streams import make_streams
+from asyncrl.envs.checks import success_rate
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import TRACEBACK_LIMIT, AsyncRLError, describe_error, printable, shown
 from asyncrl.protocols import Policy
@@ -221,7 +222,14 @@ def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, 
         policy.load_weights(weights)
         returns, lengths = player.play(**request)
         send_frame(
-            channel, {"kind": "returns", "returns": returns, "lengths": lengths, "cut": player.cut_episodes}
+            channel,
+            {
+                "kind": "returns",
+                "returns": returns,
+                "lengths": lengths,
+                "cut": player.cut_episodes,
+                "success_rate": success_rate(player.successes),
+            },
         )
     player.close()
 

@@ -73,6 +73,29 @@ def has_method(env: Any, name: str) -> bool:
     return has is not None and has(name) and callable(env.get_wrapper_attr(name))
 
 
+UNKNOWN, FAILED, SUCCEEDED = 0, 1, 2
+"""Whether an episode ended in success; UNKNOWN where the environment does not say."""
+SUCCESS_KEYS = ("is_success", "success")
+"""Keys of `info` at an episode's end, as of Stable-Baselines3 and of PointMaze and Meta-World."""
+
+
+def success_of(info: Any, index: int | None = None) -> int:
+    """Success of an episode by the `info` of its last step; of a vector's, of environment `index`."""
+    if isinstance(info, dict):
+        for key in SUCCESS_KEYS:
+            if key in info:
+                value = info[key] if index is None else info[key][index]
+                said = index is None or "_" + key not in info or info["_" + key][index]
+                return (SUCCEEDED if value else FAILED) if said else UNKNOWN
+    return UNKNOWN
+
+
+def success_rate(successes: NDArray[np.int8]) -> float | None:
+    """Fraction of the episodes that are known to have succeeded or failed; None if none is."""
+    known = np.count_nonzero((successes == SUCCEEDED) | (successes == FAILED))
+    return np.count_nonzero(successes == SUCCEEDED) / known if known else None
+
+
 def require_spaces(spec: EnvSpec, env: Any) -> None:
     """Raise `SpacesDoNotFit` (ASYNC005) unless the spaces of `env` are those of `spec`, which another one gave."""
     own = spec_of(spec.name, env)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.config import EPISODE_WINDOW
+from asyncrl.envs.checks import success_rate
 from asyncrl.interfaces import Metrics
 
 
@@ -28,23 +29,23 @@ class EpisodeWindow:
     by_steps: bool = False
     count: int = 0
     agents: tuple[str, ...] = ()
-    _last: list[tuple[int, int, float, int, list[float]]] = field(default_factory=list)
-    """Place in the order, actor, return, length, and the returns of several agents, of each episode; sorted."""
+    _last: list[tuple[int, int, float, int, list[float], int]] = field(default_factory=list)
+    """Place in the order, actor, return, length, returns of several agents and success of each episode; sorted."""
     _steps: dict[int, int] = field(default_factory=dict)
     """Number of steps in finished episodes, by actor."""
 
-    def extend(self, episodes: Iterable[tuple[int, float | list[float], int]]) -> None:
-        """Add finished episodes (actor's index, undiscounted return, length in steps), in order for each actor.
+    def extend(self, episodes: Iterable[tuple[int, float | list[float], int, int]]) -> None:
+        """Add finished episodes (actor's index, undiscounted return, length, success), in order for each actor.
 
         Of several agents the return is a list of theirs; their sum is that of the episode.
         """
-        for actor, returned, length in episodes:
+        for actor, returned, length, success in episodes:
             self.count += 1
             self._steps[actor] = self._steps.get(actor, 0) + length
             place = self._steps[actor] if self.by_steps else self.count
             each = returned if isinstance(returned, list) else []
             total = sum(each) if isinstance(returned, list) else returned
-            bisect.insort(self._last, (place, actor, total, length, each))
+            bisect.insort(self._last, (place, actor, total, length, each, success))
             if len(self._last) > EPISODE_WINDOW:
                 del self._last[0]
 
@@ -70,19 +71,22 @@ class EpisodeWindow:
             "episodes": self.count,
             "rollout/ep_rew_mean": self.return_mean,
             "rollout/ep_len_mean": self.length_mean,
+            "rollout/success_rate": success_rate(np.array([entry[5] for entry in self._last], np.int8)),
             **{f"rollout/ep_rew_mean/{name}": mean for name, mean in zip(self.agents, means, strict=False)},
         }
 
     def state(self) -> dict[str, Any]:
         """State for `restore`, as arrays."""
         known = range(max(self._steps, default=-1) + 1)
-        places, actors, returns, lengths, each = zip(*self._last, strict=True) if self._last else ((),) * 5
+        columns = zip(*self._last, strict=True) if self._last else ((),) * 6
+        places, actors, returns, lengths, each, successes = columns
         return {
             "count": self.count,
             "places": np.array(places, np.int64),
             "actors": np.array(actors, np.int64),
             "returns": np.array(returns, np.float64),
             "lengths": np.array(lengths, np.int64),
+            "successes": np.array(successes, np.int8),
             **({"agent_returns": np.array(each, np.float64)} if any(each) else {}),
             "steps": np.array([self._steps.get(actor, 0) for actor in known], np.int64),
         }
@@ -91,6 +95,7 @@ class EpisodeWindow:
         """Restore the `state()` of an earlier run."""
         columns = [state[name].tolist() for name in ("places", "actors", "returns", "lengths")]
         each = state["agent_returns"].tolist() if "agent_returns" in state else [[]] * len(columns[0])
-        self._last = list(zip(*columns, each, strict=True))
+        successes = state["successes"].tolist() if "successes" in state else [0] * len(columns[0])
+        self._last = list(zip(*columns, each, successes, strict=True))
         self._steps = dict(enumerate(state["steps"].tolist()))
         self.count = int(state["count"])

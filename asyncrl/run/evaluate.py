@@ -324,6 +324,7 @@ class EvaluationSchedule:
             env_steps=copy.env_steps + timed.other_steps,
             train_seconds=timed.train_seconds,
             updates=copy.updates,
+            success_rate=self._evaluator.success_rate,
             agent_returns=of_agents,
         )
 

@@ -26,6 +26,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -386,11 +387,15 @@ _OF_AGENT = "agent_returns/"
 def _columns(record: type, records: tuple[Any, ...]) -> dict[str, NDArray[Any]]:
     """Convert records of numbers to one array per field, so that thousands of them are few values of a checkpoint."""
     names = [field.name for field in dataclasses.fields(record) if field.name != "agent_returns"]
-    columns = {name: np.array([getattr(r, name) for r in records]) for name in names}
+    columns = {name: np.array([_number(getattr(r, name)) for r in records]) for name in names}
     agents = records[0].agent_returns if records else {}
     return columns | {
         f"{_OF_AGENT}{name}": np.array([r.agent_returns[name] for r in records]) for name in agents
     }
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def shares(total: int, parts: int) -> list[int]:
@@ -484,6 +489,8 @@ def _records(columns: Mapping[str, Any]) -> tuple[EvaluationResult, ...]:
         each = {
             name.removeprefix(_OF_AGENT): values.pop(name) for name in names if name.startswith(_OF_AGENT)
         }
+        if math.isnan(values.get("success_rate", math.nan)):
+            values["success_rate"] = None
         found.append(EvaluationResult(**values, agent_returns=each))
     return tuple(found)
 

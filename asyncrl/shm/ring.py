@@ -132,6 +132,11 @@ class RingWriter(RingEnd):
         store_word(self.header, WAITING, 0)
         self.header[WAIT_NS] += nanoseconds
 
+    def log_successes(self, successes: NDArray[np.int8]) -> None:
+        """Log whether the episodes succeeded that `record_episode` logs next, in order."""
+        first = int(self.header[EPISODES])
+        self.episode_success[np.arange(first, first + len(successes)) & (EPISODE_LOG - 1)] = successes
+
     def record_episode(self, episode_return: float, length: int) -> None:
         """Log a finished episode: undiscounted return, and length in steps."""
         record_episode(self.header, self.episode_return, self.episode_length, episode_return, length)
@@ -252,8 +257,12 @@ class RingReader(RingEnd):
         """Let the actor ring only if `published >= position`; set before `Doorbell.arm`. 0: at every row."""
         store_word(self.header, WAKE_AT, position)
 
-    def episodes_since(self, count: int) -> tuple[int, NDArray[np.float64], NDArray[np.int64]]:
-        """Episodes finished after the first `count`: (new count, returns, lengths), as copies.
+    def episodes_since(
+        self, count: int
+    ) -> tuple[int, NDArray[np.float64], NDArray[np.int64], NDArray[np.int8]]:
+        """Episodes finished after the first `count`: (new count, returns, lengths, successes), as copies.
+
+        A success is 2, a failure 1; any other number is unknown.
 
         The returns of environments of several agents are `[episodes, N]`.
         Only the newest `EPISODE_LOG` are in the log; older ones, and those overwritten during the read, are left out.
@@ -263,14 +272,15 @@ class RingReader(RingEnd):
             if not count <= episodes <= self.granted * self.num_envs:
                 self.set_fault(f"{episodes} episodes are counted, and {count} were before")
         if self.fault:
-            return count, np.empty(0), np.empty(0, np.int64)
+            return count, np.empty(0), np.empty(0, np.int64), np.empty(0, np.int8)
         self._episodes_read = episodes
         indices = np.arange(max(count, episodes - EPISODE_LOG), episodes)
         slots = indices & (EPISODE_LOG - 1)
         returns, lengths = self.episode_return[slots], self.episode_length[slots]
+        successes = self.episode_success[slots]
         # Entry i is overwritten while EPISODES is still i + EPISODE_LOG: hence ">", not ">=".
         intact = indices + EPISODE_LOG > load_word_last(self.header, EPISODES)
-        return episodes, returns[intact], lengths[intact]
+        return episodes, returns[intact], lengths[intact], successes[intact]
 
     def statistics(self) -> RingStatistics:
         """Statistics of the ring now; `published` is clipped to its range, an invalid state reads as `starting`."""

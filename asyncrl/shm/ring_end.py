@@ -49,6 +49,7 @@ class RingEnd:
         self.extras: dict[str, NDArray[Any]] = {f.name: segment[f.name][used] for f in layout.extra_fields}
         self.episode_return: NDArray[np.float64] = segment["episode_return"]
         self.episode_length: NDArray[np.int64] = segment["episode_length"]
+        self.episode_success: NDArray[np.int8] = segment["episode_success"]
 
     @property
     def granted(self) -> int:

@@ -43,7 +43,7 @@ EPISODE_LOG = 4096
 """Number of entries of the episode log; episode i is at i mod 4096."""
 
 _FIXED = ("header", "obs", "action", "reward", "flags", "version", "policy_updates", "incarnation")
-_LOG = ("episode_return", "episode_length")
+_LOG = ("episode_return", "episode_length", "episode_success")
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ class RingLayout:
                 "episode_return", (EPISODE_LOG, *((len(spec.agents),) if spec.agents else ())), "float64"
             ),
             ArraySpec("episode_length", (EPISODE_LOG,), "int64"),
+            ArraySpec("episode_success", (EPISODE_LOG,), "int8"),
         )
 
     @property

@@ -18,6 +18,7 @@ class EvaluationResult:
         env_steps: environment steps of training when these weights were copied.
         train_seconds: training time when these weights were copied.
         updates: gradient steps when these weights were copied.
+        success_rate: fraction of the episodes that ended in success; None where `info` does not say.
         agent_returns: mean return of each of several agents by its name; empty for one agent.
     """
 
@@ -29,4 +30,5 @@ class EvaluationResult:
     env_steps: int
     train_seconds: float
     updates: int = 0
+    success_rate: float | None = None
     agent_returns: dict[str, float] = field(default_factory=dict)

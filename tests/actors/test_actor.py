@@ -214,7 +214,7 @@ def test_many_simultaneous_ends_are_logged_exactly(benches: list[Bench], vector:
     expected = Counted(first, envs, rows)
     assert np.array_equal(bench.reader.flags[:, :rows], expected.flags)
     assert np.array_equal(bench.reader.reward[:, :rows], expected.rewards)
-    count, returns, lengths = bench.reader.episodes_since(0)
+    count, returns, lengths, _ = bench.reader.episodes_since(0)
     assert count == len(expected.returns) > 2000
     assert returns.tolist() == expected.returns
     assert lengths.tolist() == expected.lengths

@@ -775,6 +775,8 @@ class Parts:
     actor_wait_seconds, returns = 0.0, ()
     state, last, episodes = "training", None, SimpleNamespace(extend=list)
 
+    success_rate = None
+
     def __init__(self, run: Any, fails: str) -> None:
         self.run, self.fails = run, fails
         self.log: list[str] = []

@@ -7,21 +7,22 @@ import itertools
 import numpy as np
 import pytest
 
+from asyncrl.envs.checks import FAILED, SUCCEEDED, UNKNOWN
 from asyncrl.run.episode_window import EPISODE_WINDOW, EpisodeWindow
 
-Episodes = list[tuple[int, float, int]]
+Episodes = list[tuple[int, float, int, int]]
 
 
 @pytest.mark.parametrize("by_steps", [False, True])
 def test_the_window_is_full_with_a_hundred_episodes(by_steps: bool) -> None:
     window = EpisodeWindow(by_steps)
     assert window.return_mean is None and window.length_mean is None
-    window.extend([(0, 1000.0, 10)] + [(0, 1.0, 1)] * (EPISODE_WINDOW - 2))
+    window.extend([(0, 1000.0, 10, 0)] + [(0, 1.0, 1, 0)] * (EPISODE_WINDOW - 2))
     assert not window.full and window.count == 99
-    window.extend([(0, 3.0, 2)])
+    window.extend([(0, 3.0, 2, 0)])
     assert window.full and window.return_mean == (1000 + 98 + 3) / 100
     assert window.length_mean == (10 + 98 + 2) / 100
-    window.extend([(0, 1.0, 1)])
+    window.extend([(0, 1.0, 1, 0)])
     assert window.full and window.return_mean == (98 + 3 + 1) / 100 and window.count == 101
 
 
@@ -29,7 +30,7 @@ def actors_episodes() -> list[Episodes]:
     """Episodes of two actors, 90 and 120 of them."""
     rng = np.random.default_rng(0)
     lengths = [rng.integers(1, 40, size) for size in (90, 120)]
-    return [[(actor, float(n) + actor, int(n)) for n in lengths[actor]] for actor in range(2)]
+    return [[(actor, float(n) + actor, int(n), int(n) % 3) for n in lengths[actor]] for actor in range(2)]
 
 
 def test_by_steps_the_order_of_reading_does_not_matter() -> None:
@@ -38,8 +39,8 @@ def test_by_steps_the_order_of_reading_does_not_matter() -> None:
     ends = [
         (end, actor, episode_return)
         for actor, episodes in enumerate(actors)
-        for end, (_, episode_return, _) in zip(
-            itertools.accumulate(length for _, _, length in episodes), episodes, strict=True
+        for end, (_, episode_return, _, _) in zip(
+            itertools.accumulate(length for _, _, length, _ in episodes), episodes, strict=True
         )
     ]
     last = sorted(ends)[-EPISODE_WINDOW:]
@@ -57,8 +58,8 @@ def test_by_steps_the_order_of_reading_does_not_matter() -> None:
 
 def test_by_arrival_a_slow_actor_is_in_the_window() -> None:
     window = EpisodeWindow()
-    window.extend([(0, 5.0, 50)] * 500)
-    window.extend([(1, 1.0, 2)] * 25)
+    window.extend([(0, 5.0, 50, 0)] * 500)
+    window.extend([(1, 1.0, 2, 0)] * 25)
     assert window.return_mean == (75 * 5.0 + 25 * 1.0) / 100
 
 
@@ -79,3 +80,11 @@ def test_an_empty_window_is_restored_empty() -> None:
     again = EpisodeWindow(by_steps=True)
     again.restore(EpisodeWindow(by_steps=True).state())
     assert again == EpisodeWindow(by_steps=True)
+
+
+def test_the_success_rate_is_of_the_episodes_that_say_so() -> None:
+    window = EpisodeWindow()
+    window.extend([(0, 1.0, 5, UNKNOWN)] * 4)
+    assert window.statistics()["rollout/success_rate"] is None
+    window.extend([(0, 1.0, 5, SUCCEEDED), (0, 1.0, 5, FAILED), (0, 1.0, 5, SUCCEEDED), (0, 1.0, 5, 77)])
+    assert window.statistics()["rollout/success_rate"] == 2 / 3

@@ -26,6 +26,8 @@ INTERVAL = 100
 class Script:
     """Evaluator with given means that records its calls and whether training was paused."""
 
+    success_rate = None
+
     def __init__(self, trainee, means):
         self.trainee, self.means, self.asked = trainee, list(means), []
         self.during = lambda number: None  # called while evaluation `number`, from 1, is played

@@ -81,7 +81,7 @@ def test_a_resumed_run_counts_only_what_is_added(reporter: Reporter, clock: Cloc
 
 def test_metrics_are_all_of_the_table_and_what_the_parts_measure(reporter: Reporter, clock: Clock) -> None:
     clock.now += 1.0
-    reporter.episodes.extend([(0, 20.0, 8), (0, 30.0, 12)])
+    reporter.episodes.extend([(0, 20.0, 8, 0), (0, 30.0, 12, 0)])
     metrics = reporter.metrics(measured(500))
     assert [*metrics] == [*UNMEASURED, "train/kl"]
     assert (metrics["train/loss"], metrics["train/kl"], metrics["train/learning_rate"]) == (0.5, 0.01, None)

@@ -63,6 +63,7 @@ def test_layout_is_stream_major_and_travels():
         "incarnation": ((8,), "int32"),
         "episode_return": ((EPISODE_LOG,), "float64"),
         "episode_length": ((EPISODE_LOG,), "int64"),
+        "episode_success": ((EPISODE_LOG,), "int8"),
     }
     assert layout.bytes_per_row() == 2 * (3 * 4 + 8 + 4 + 1 + 4) + 8 + 8 + 4
     assert layout.nbytes() >= 8 * layout.bytes_per_row()
@@ -209,7 +210,7 @@ def test_a_fault_keeps_a_ring_from_being_read_or_granted_until_it_is_begun_again
         reader.published()
     with pytest.raises(RingCorrupt):
         reader.grant(9)
-    count, returns, lengths = reader.episodes_since(1)
+    count, returns, lengths, _ = reader.episodes_since(1)
     assert (count, returns.size, lengths.size) == (1, 0, 0)
     with pytest.raises(ValueError, match="ring must be abandoned"):
         reader.begin_again(3, 8)
@@ -361,14 +362,14 @@ def test_statistics_show_what_the_actor_said(ring):
 def test_episodes_are_read_once_and_in_order(ring):
     writer, reader = ring
     reader.grant(8)
-    count, returns, lengths = reader.episodes_since(0)
+    count, returns, lengths, _ = reader.episodes_since(0)
     assert (count, returns.size, lengths.size) == (0, 0, 0)
     writer.record_episode(1.5, 10)
     writer.record_episode(2.5, 20)
-    count, returns, lengths = reader.episodes_since(count)
+    count, returns, lengths, _ = reader.episodes_since(count)
     assert (count, returns.tolist(), lengths.tolist()) == (2, [1.5, 2.5], [10, 20])
     writer.record_episode(3.5, 30)
-    count, returns, lengths = reader.episodes_since(count)
+    count, returns, lengths, _ = reader.episodes_since(count)
     assert (count, returns.tolist(), lengths.tolist()) == (3, [3.5], [30])
 
 
@@ -377,7 +378,7 @@ def test_a_reader_that_comes_late_gets_the_newest_episodes(ring):
     reader.header[GRANTED] = EPISODE_LOG
     for i in range(EPISODE_LOG + 100):
         writer.record_episode(i, i)
-    count, returns, lengths = reader.episodes_since(50)
+    count, returns, lengths, _ = reader.episodes_since(50)
     assert count == EPISODE_LOG + 100
     # The oldest entry is left out: the actor may be overwriting it at this moment.
     assert returns.tolist() == lengths.tolist() == list(range(101, EPISODE_LOG + 100))
