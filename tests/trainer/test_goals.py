@@ -1,0 +1,112 @@
+"""Runs on goal environments: what is relabelled by default, the same numbers in lockstep, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from asyncrl import DQN, R2D2, SAC, TD3, TQC, Trainer
+from asyncrl.envs.bit_flip import BitFlip
+from asyncrl.errors import SpacesDoNotFit
+
+SMALL: dict[str, Any] = {
+    "hidden_sizes": (16,),
+    "learning_starts": 64,
+    "batch_size": 16,
+    "discipline": "lockstep",
+}
+RUN: dict[str, Any] = {"http": "off", "num_actors": 1, "envs_per_actor": 4, "seed": 3}
+
+
+class Push(gymnasium.Env[Any, Any]):
+    """A point on a line is pushed to the desired place; an episode has ten steps."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            key: gymnasium.spaces.Box(-2.0, 2.0, (1,))
+            for key in ("observation", "achieved_goal", "desired_goal")
+        }
+    )
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.at, self.desired = self.np_random.uniform(-1, 1, (2, 1)).astype(np.float32)
+        self.steps = 0
+        return self.seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self.at = np.clip(self.at + 0.3 * action, -2.0, 2.0).astype(np.float32)
+        self.steps += 1
+        reward = distance(self.at, self.desired, {})
+        return self.seen(), float(reward), False, self.steps == 10, {"is_success": bool(reward == 0)}
+
+    def seen(self) -> Any:
+        return {"observation": self.at, "achieved_goal": self.at, "desired_goal": self.desired}
+
+
+def distance(achieved: Any, desired: Any, info: Any) -> Any:
+    return -(np.linalg.norm(achieved - desired, axis=-1) > 0.2).astype(np.float64)
+
+
+class Rewarded(Push):
+    """The same with a method for the rewards of other goals."""
+
+    compute_reward = staticmethod(distance)
+
+
+def trained(env: Any, algorithm: Any, steps: int = 400, **options: Any) -> Any:
+    with Trainer(env, algorithm, **{**RUN, **options}) as trainer:
+        return trainer.learn(total_steps=steps)
+
+
+@pytest.mark.parametrize("algorithm", [SAC, TD3, TQC])
+def test_goals_are_relabelled_by_default_and_to_the_same_numbers(algorithm: Any) -> None:
+    runs = [trained(Rewarded, algorithm(**SMALL)) for _ in range(2)]
+    own = trained(Rewarded, algorithm(n_sampled_goal=0, **SMALL))
+    assert np.array_equal(runs[0].policy.weights, runs[1].policy.weights)
+    assert not np.array_equal(runs[0].policy.weights, own.policy.weights)
+    assert runs[0].policy.meta.options["n_sampled_goal"] == 4
+
+
+def test_a_function_takes_the_place_of_the_environments_method() -> None:
+    by_method = trained(Rewarded, SAC(**SMALL))
+    by_function = trained(Push, SAC(goal_reward=distance, **SMALL))
+    assert np.array_equal(by_method.policy.weights, by_function.policy.weights)
+
+
+def test_without_rewards_for_goals_nothing_is_relabelled() -> None:
+    assert trained(Push, SAC(**SMALL)).policy.meta.options["n_sampled_goal"] == 0
+    recurrent = R2D2(**{**SMALL, "learning_starts": 200}, sequence_length=4, burn_in=0)
+    assert trained(BitFlip, recurrent).policy.meta.options["n_sampled_goal"] == 0
+
+
+def test_goals_that_are_not_there_are_refused() -> None:
+    with pytest.raises(SpacesDoNotFit, match="CartPole-v1 does not have"):
+        trained("CartPole-v1", DQN(n_sampled_goal=4, **SMALL))
+    with pytest.raises(SpacesDoNotFit, match="has no compute_reward"):
+        trained(Push, SAC(n_sampled_goal=4, **SMALL))
+    with pytest.raises(
+        ValueError, match="n_sampled_goal must be 0 for sequences, which have one goal, got 4"
+    ):
+        R2D2(n_sampled_goal=4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_eight_bits_are_flipped_with_hindsight_and_not_without(n_step: int) -> None:
+    """Four bits differ on average, so the best return is -3; a broken goal, reward or bootstrap stays near -8."""
+    options: dict[str, Any] = {
+        **SMALL, "hidden_sizes": (64, 64), "learning_starts": 500, "batch_size": 64, "gamma": 0.98, "tau": 0.05,
+        "samples_per_insert": 32.0, "exploration_steps": 2_000, "exploration_final": 0.1, "n_step": n_step,
+    }  # fmt: skip
+    run: dict[str, Any] = {"env_kwargs": {"bits": 8}, "envs_per_actor": 8, "seed": 0}
+    result = trained("asyncrl/BitFlip-v0", DQN(**options), 8_000, **run)
+    assert result.summary["eval"]["return_mean"] > -4.5, result.summary
+    if n_step == 1:
+        without = trained("asyncrl/BitFlip-v0", DQN(n_sampled_goal=0, **options), 8_000, **run)
+        assert without.summary["eval"]["return_mean"] < -7.0, without.summary
