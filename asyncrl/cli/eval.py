@@ -59,7 +59,7 @@ def run(options: EvalOptions, server: ForkServer) -> None:
             f"return       {record['return_mean']:.1f} +/- {record['return_std']:.1f} "
             f"over {options.episodes} greedy episodes, "
             f"from {record['return_min']:.1f} to {record['return_max']:.1f}\n"
-            f"{_agents(record['agent_returns'])}"
+            f"{_agents(record.get('agent_returns', {}))}"
             f"length       {record['length_mean']:.1f} steps\n"
             f"policy       {policy.describe(path)}\n"
             f"file         {path}",
@@ -93,7 +93,7 @@ def _evaluation_record(
 ) -> dict[str, Any]:
     each, lengths = episodes
     returns = each if each.ndim == 1 else each.sum(axis=1)
-    means = each.mean(axis=0).tolist() if each.ndim > 1 else []
+    names = [agent.name for agent in policy.spec.agents]
     return {
         "checkpoint": str(path),
         "env": policy.meta.env,
@@ -107,5 +107,5 @@ def _evaluation_record(
         "return_min": float(returns.min()),
         "return_max": float(returns.max()),
         "length_mean": float(lengths.mean()),
-        "agent_returns": dict(zip((agent.name for agent in policy.spec.agents), means, strict=True)),
+        **({"agent_returns": dict(zip(names, each.mean(axis=0).tolist(), strict=True))} if names else {}),
     }

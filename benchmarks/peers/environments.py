@@ -260,7 +260,8 @@ def case(library: Library, python: str, arguments: str, steps: str, fix: str = "
     row: dict[str, Any] = {"library": library.name, "packages": library.packages}
     row |= {"command": f"asyncrl train {arguments}", "observation": "", "steps_per_second": None}
     env, _, rest = arguments.partition(" --algo ")
-    changes = rest.split()[1:] if "--wrapper" in rest or "--env-kwargs" in rest else []
+    changing = ("--wrapper", "--env-kwargs", "--pad-spaces")
+    changes = rest.split()[1:] if any(flag in rest for flag in changing) else []
     done = asyncrl(python, ["check", env, *changes, "--seconds", "1", "--json"], CHECK_SECONDS)
     if done.returncode == 0:
         found = json.loads(done.stdout.splitlines()[-1])
