@@ -107,3 +107,7 @@ def test_optuna_prunes_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, pruned = optuna.trials
     assert (kept.state, pruned.state) == ("complete", "pruned") and kept.value == best
     assert len(pruned.reports) == 1 < len(kept.reports)
+
+
+def test_goals_run() -> None:
+    assert -8 <= main_of("goals.py")(1_000) < 0
