@@ -243,8 +243,7 @@ class EpisodePlayer:
                 flag = ends.get(i)
                 if flag != RESET and next_episode[i] < episodes:
                     returns[next_episode[i]], lengths[next_episode[i]] = row_returns[i], row_lengths[i]
-                    if flag is not None and streams.successes is not None:
-                        self.successes[next_episode[i]] = streams.successes[i]
+                    self.successes[next_episode[i]] = streams.success(i) if flag else env_checks.UNKNOWN
                     next_episode[i] += n
                     self._finished += 1
                     self.cut_episodes += flag is None

@@ -77,6 +77,10 @@ class Streams:
         self._current = memoryview(word)  # type: ignore[arg-type]
         self._current[0] = -1
 
+    def success(self, stream: int) -> int:
+        """Success of a stream's last episode."""
+        return env_checks.UNKNOWN if self.successes is None else int(self.successes[stream])
+
     def _note_success(self, stream: int, success: int) -> None:
         """Store the success of an episode that ends."""
         if self.successes is None and success != env_checks.UNKNOWN:
