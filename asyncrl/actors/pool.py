@@ -158,8 +158,9 @@ class ActorPool:
         The return of an environment of several agents is a list with that of each.
         """
         for actor in self._actors:
-            actor.episodes_seen, *columns = actor.ring.episodes_since(actor.episodes_seen)
-            for returned, length, success in zip(*(column.tolist() for column in columns), strict=True):
+            actor.episodes_seen, returns, lengths, successes = actor.ring.episodes_since(actor.episodes_seen)
+            columns = (returns.tolist(), lengths.tolist(), successes.tolist())
+            for returned, length, success in zip(*columns, strict=True):
                 yield actor.index, returned, length, success
 
     def wait_seconds(self) -> float:

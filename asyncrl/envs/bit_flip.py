@@ -36,7 +36,7 @@ class BitFlip(gymnasium.Env[Observation, np.int64]):
         if bits < 1:
             raise ValueError(f"bits must be at least 1, got {bits}")
         keys = ("observation", "achieved_goal", "desired_goal")
-        self.observation_space = Dict({key: MultiBinary(bits) for key in keys})
+        self.observation_space: Any = Dict({key: MultiBinary(bits) for key in keys})
         self.action_space = Discrete(bits)
         self._bits, self._desired = np.zeros((2, bits), np.int8)
         self._steps = 0

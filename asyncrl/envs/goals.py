@@ -57,7 +57,8 @@ class Goals:
             return values.reshape(shape)
         ends = np.cumsum(self.leaf.choices)[:-1]
         chosen = [part.argmax(axis=1) for part in np.split(values, ends, axis=1)]
-        return (np.stack(chosen, axis=1) + np.array(self.leaf.first)).reshape(shape)
+        whole: NDArray[Any] = np.stack(chosen, axis=1) + np.array(self.leaf.first)
+        return whole.reshape(shape)
 
 
 def goals_of(spec: EnvSpec) -> Goals | None:

@@ -72,7 +72,7 @@ class Hindsight:
     ) -> None:
         self._goals, self._rewards = rewards.goals, rewards
         self._share, self._final = n_sampled_goal / (n_sampled_goal + 1), strategy == "final"
-        self._n_step, self._discounts = n_step, gamma ** np.arange(n_step + 1)
+        self._n_step, self._discounts = n_step, np.array([gamma**k for k in range(n_step + 1)], np.float64)
 
     def __call__(
         self, rings: Words, state: Words, batch: Batch, to: Words, work: Words, draws: Numbers
@@ -94,8 +94,20 @@ class Hindsight:
         words = np.array(
             [goals.achieved, goals.desired, goals.row_bytes, steps, address_of(desired), address_of(achieved)]
         )
-        chosen = self._share, self._final, self._discounts
-        count = relabel(rings, state, batch.ids, to, work, draws, *chosen, words, items, ahead)
+        count = relabel(
+            rings,
+            state,
+            batch.ids,
+            to,
+            work,
+            draws,
+            self._share,
+            self._final,
+            self._discounts,
+            words,
+            items,
+            ahead,
+        )
         if count == 0:
             return
         wanted = np.repeat(desired[:count], steps, axis=0)
@@ -122,10 +134,10 @@ def last_of_episode(
 
 @inlined
 def bootstrap_earlier(
-    rings: Words, state: Words, to: Words, item: int, here: int, stream: int, position: int
+    rings: Words, state: Words, to: Words, item: int, ring: int, stream: int, position: int
 ) -> None:
     """Write the observation of a row, or its stack, into an item's `next_obs`."""
-    slots, frames, row_bytes = state[NUM_SLOTS], state[STACK], state[OBS_BYTES]
+    here, slots, frames, row_bytes = np.uintp(ring), state[NUM_SLOTS], state[STACK], state[OBS_BYTES]
     flags, incarnation = (
         uint8s(rings[here, FLAGS], slots * state[NUM_ENVS]),
         int32s(rings[here, INCARNATION], slots),
@@ -201,7 +213,7 @@ def relabel(
         items[count], ahead[count] = i, (work[AFTER, i] - work[AT, i]) & (slots - 1)
         if chosen - position < ahead[count]:
             ahead[count] = chosen - position
-            bootstrap_earlier(rings, state, to, i, here, stream, chosen)
+            bootstrap_earlier(rings, state, to, i, ring, stream, chosen)
             float32s(to[TO_DISCOUNT], ids.shape[0])[i] = discounts[ahead[count]]
         write_goal(state, to, i, goal, desired, width)
         for step in range(steps):
