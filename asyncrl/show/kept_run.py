@@ -25,8 +25,6 @@ from typing import Any, TextIO
 LOCK = ".lock"
 """Lock file that a run holds while it uses its directory; it contains the process id."""
 EVALUATION, STEPS = "eval/mean_reward", "time/total_timesteps"
-LOCATION = ("trainer.run_dir", "trainer.env_file")
-"""Options that name a run's location, in which any two runs differ."""
 DEPTH = 3
 """Depth of subfolders that are searched for runs."""
 MOST_BYTES = 16 << 20
@@ -194,21 +192,6 @@ def _subfolders(folder: Path) -> list[Path]:
     except OSError:
         return []
     return [folder / name for name in names]
-
-
-def differing_options(runs: list[KeptRun]) -> dict[str, list[Any]]:
-    """Options that differ between runs, without `LOCATION`: by `table.option` each run's value, None if it has none."""
-    tables = [
-        {
-            f"{name}.{option}": value
-            for name, options in run.options.items()
-            for option, value in options.items()
-        }
-        for run in runs
-    ]
-    names = dict.fromkeys(name for table in tables for name in table if name not in LOCATION)
-    rows = {name: [table.get(name) for table in tables] for name in names}
-    return {name: values for name, values in rows.items() if any(value != values[0] for value in values)}
 
 
 def table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
