@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -179,7 +180,15 @@ def _own_scale(text: str) -> tuple[str, tuple[float, float]]:
 
 
 def _write_page(file: Path, groups: Sequence[RunGroup]) -> None:
-    from asyncrl.server.static_page import write_static_page
+    from asyncrl.server.answers import static_page
+    from asyncrl.storage.atomic_file import write_atomically
+    from asyncrl.storage.disk_space import error_of_file
 
-    write_static_page(file, groups)
+    paths = [run.path for group in groups for run in group.runs]
+    root = Path(os.path.commonpath([path.parent.absolute() for path in paths]))
+    names = {
+        run: run.path.absolute().relative_to(root).as_posix() for group in groups for run in group.runs
+    }
+    with error_of_file("the page", file):
+        write_atomically(file, [static_page(str(root), groups, names)])
     print(file)

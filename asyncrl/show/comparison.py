@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from asyncrl.show.aggregates import STATISTICS, Array, Estimate, estimate, iqm, mean, performance_profile
-from asyncrl.show.curves import read_series, scaled
+from asyncrl.show.curves import Reader, read_one, scaled
 from asyncrl.show.run_groups import RunGroup
 
 THRESHOLDS = 101
@@ -54,11 +54,13 @@ class SettingResult:
     high: Array
 
 
-def results(groups: Sequence[RunGroup], metric: str, scales: Scales | None = None) -> list[GroupResult]:
-    """Result of every group that has the metric."""
+def results(
+    groups: Sequence[RunGroup], metric: str, scales: Scales | None = None, read: Reader = read_one
+) -> list[GroupResult]:
+    """Result of every group that has the metric; see `curves` for the arguments."""
     found = []
     for group in groups:
-        parts = [read_series(run, (metric,))[metric] for run in group.runs]
+        parts = [read(run, metric) for run in group.runs]
         own = [scaled(part, metric, (scales or {}).get(group.env)).values for part in parts]
         values = np.array([part[-1] for part in own if part.size])
         if values.size:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,6 +63,10 @@ class Curve:
         return f"{self.name}, {self.size}" if self.size else self.name
 
 
+Reader = Callable[[KeptRun, str], Series]
+"""Gives the series of a run's metric."""
+
+
 def default_metric(runs: Sequence[KeptRun]) -> str:
     """The greedy return if any run has at least two evaluations, else the training return."""
     return EVALUATION if any(len(run.evaluations) > 1 for run in runs) else TRAINING
@@ -76,6 +80,7 @@ def curves(
     each: bool = False,
     line: str = "mean",
     scales: Mapping[str, tuple[float, float]] | None = None,
+    read: Reader | None = None,
 ) -> list[Curve]:
     """One curve for every group; groups without the metric are left out.
 
@@ -85,20 +90,20 @@ def curves(
         axis: `"steps"` or `"seconds"` (since the run's start).
         each: make one curve for each run instead.
         line: a name of `LINES`.
+        read: reader of a run's metric, in place of its file.
         scales: returns that become 0 and 1 by environment; those of an environment without are left as they are.
     """
+    read = read or read_one
     found = []
     for group in groups:
-        own = [(run, read_series(run, (metric,))[metric]) for run in group.runs]
-        own = [
-            (run, scaled(part, metric, (scales or {}).get(group.env))) for run, part in own if part.steps.size
-        ]
+        scale = (scales or {}).get(group.env)
+        parts = [(run, scaled(read(run, metric), metric, scale)) for run in group.runs]
+        own = [(run, part) for run, part in parts if part.steps.size]
         if each:
             found += [curve([part], axis, line, env=group.env, name=run.path.name) for run, part in own]
         elif own:
             size = group.size if len(group.runs) > 1 else ""
-            parts = [part for _, part in own]
-            found.append(curve(parts, axis, line, env=group.env, name=group.name, size=size))
+            found.append(curve([part for _, part in own], axis, line, env=group.env, name=group.name, size=size))
     return found
 
 
@@ -138,6 +143,11 @@ def read_series(run: KeptRun, metrics: Sequence[str]) -> dict[str, Series]:
         )
         for metric, points in found.items()
     }
+
+
+def read_one(run: KeptRun, metric: str) -> Series:
+    """Series of one metric."""
+    return read_series(run, (metric,))[metric]
 
 
 def curve(runs: Sequence[Series], axis: Axis, line: str, *, env: str, name: str, size: str = "") -> Curve:

@@ -24,6 +24,8 @@ from typing import Any, TextIO
 
 LOCK = ".lock"
 """Lock file that a run holds while it uses its directory; it contains the process id."""
+LABELS = "labels.json"
+"""File of the tags and the note that `asyncrl ui` writes."""
 EVALUATION, STEPS = "eval/mean_reward", "time/total_timesteps"
 DEPTH = 3
 """Depth of subfolders that are searched for runs."""
@@ -65,6 +67,22 @@ class KeptRun:
     def meta(self) -> dict[str, Any]:
         """`meta.json`."""
         return _json(self.path / "meta.json")
+
+    @functools.cached_property
+    def labels(self) -> dict[str, Any]:
+        """`labels.json`: `tags` and `note` that somebody has given the run, each may be missing."""
+        return _json(self.path / LABELS)
+
+    @property
+    def tags(self) -> list[str]:
+        """Tags of the run."""
+        tags = self.labels.get("tags")
+        return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+
+    @property
+    def note(self) -> str:
+        """Note on the run, "" if there is none."""
+        return str(self.labels.get("note") or "")
 
     @functools.cached_property
     def pid(self) -> int | None:
