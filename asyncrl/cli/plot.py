@@ -30,8 +30,8 @@ def make_parser() -> Parser:
     """Flags of `asyncrl plot`."""
     parser = Parser(
         "plot RUN... [options]",
-        "Compare runs. Runs that share all options but the seed are one line: the mean of those that reach a step, with "
-        "the 95 % bootstrap interval as its band. Every environment has axes of its own.",
+        "Compare runs. Runs that share all options but the seed are one line: the mean of those that reach a step, "
+        "with the 95 % bootstrap interval as its band. Every environment has axes of its own.",
     )
     parser.add_argument("RUN", nargs="+", help="directories of runs, or folders of them")
     parser.add_argument(
@@ -186,9 +186,7 @@ def _write_page(file: Path, groups: Sequence[RunGroup]) -> None:
 
     paths = [run.path for group in groups for run in group.runs]
     root = Path(os.path.commonpath([path.parent.absolute() for path in paths]))
-    names = {
-        run: run.path.absolute().relative_to(root).as_posix() for group in groups for run in group.runs
-    }
+    names = {run: run.path.absolute().relative_to(root).as_posix() for group in groups for run in group.runs}
     with error_of_file("the page", file):
         write_atomically(file, [static_page(str(root), groups, names)])
     print(file)

@@ -16,13 +16,13 @@ from asyncrl.show.run_groups import RunGroup, differing_options
 
 METRICS = {
     EVALUATION: "Return, greedy evaluations",
-    TRAINING: "Return, training",
     "train/loss": "Loss",
+    TRAINING: "Return, training",
     "time/fps": "Environment steps per second",
     "async/policy_lag_mean": "Policy lag, updates behind",
     "async/staleness_mean": "Staleness, updates",
 }
-"""Titles of the charts of an environment."""
+"""Titles of the charts of an environment; the page draws the first and the third twice as wide."""
 DIGITS = 6
 """Significant digits of a curve's numbers."""
 DATA = '<script type="application/json" id="data"></script>'

@@ -3,7 +3,7 @@
 | path | what | token |
 |---|---|---|
 | `GET /` | the page | when bound beyond loopback |
-| `GET /runs` | JSON: every run of the folder, the newest first, its groups, and the options in which runs differ | same |
+| `GET /runs` | JSON: every run, the newest first, groups, and the options in which runs differ | same |
 | `GET /comparison?group=ID&axis=steps&line=mean&each=1` | curves of these groups' metrics, and settings | same |
 | `GET /export?group=ID` | the page with these groups' data as one file | same |
 | `GET /options?run=ID` | the run's options | same |
@@ -144,7 +144,9 @@ class FolderServer(HttpServer):
         def delete() -> dict[str, Any]:
             path = self._own_directory(name)
             if path == self._folder:
-                raise web.HTTPConflict(text=f"{name} is the folder that this page shows, so it is not deleted")
+                raise web.HTTPConflict(
+                    text=f"{name} is the folder that this page shows, so it is not deleted"
+                )
             with _refused(name):
                 _delete_run(path, name)
             return {"deleted": name}
@@ -257,7 +259,9 @@ def _refused(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise web.HTTPConflict(text=f"{what} cannot be changed: {error.strerror}: {error.filename}") from error
+        raise web.HTTPConflict(
+            text=f"{what} cannot be changed: {error.strerror}: {error.filename}"
+        ) from error
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -103,7 +103,9 @@ def curves(
             found += [curve([part], axis, line, env=group.env, name=run.path.name) for run, part in own]
         elif own:
             size = group.size if len(group.runs) > 1 else ""
-            found.append(curve([part for _, part in own], axis, line, env=group.env, name=group.name, size=size))
+            found.append(
+                curve([part for _, part in own], axis, line, env=group.env, name=group.name, size=size)
+            )
     return found
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,7 +111,7 @@ def _told_apart(firsts: Sequence[KeptRun]) -> list[str]:
             for name in differing_options(having):
                 if name.startswith(f"{table}.") and name not in NAMED_ALWAYS:
                     found[name] = None
-    return list(found)
+    return sorted(found, key=lambda name: (name.startswith("trainer."), name))
 
 
 def _text(value: Any) -> str:
