@@ -35,7 +35,7 @@ from aiohttp import web
 from asyncrl.server.answers import METRICS, comparison_answer, runs_answer, static_page, to_json
 from asyncrl.server.http_server import HttpServer
 from asyncrl.server.pages import FOLDER_PAGE, page_response
-from asyncrl.show.curves import LINES, Series, read_series
+from asyncrl.show.curves import LINES, Axis, Series, read_series
 from asyncrl.show.kept_run import LABELS, LOCK, KeptRun, find_runs, is_run, read_text
 from asyncrl.show.run_groups import RunGroup, group_runs
 from asyncrl.storage.atomic_file import write_atomically
@@ -96,7 +96,7 @@ class FolderServer(HttpServer):
 
     async def _comparison(self, request: web.Request) -> web.Response:
         ids = request.query.getall("group", [])[:MOST_GROUPS]
-        axis = "seconds" if request.query.get("axis") in ("seconds", "time") else "steps"
+        axis: Axis = "seconds" if request.query.get("axis") in ("seconds", "time") else "steps"
         line = request.query.get("line", "mean")
         if line not in LINES:
             raise web.HTTPBadRequest(text=f"line must be one of {', '.join(LINES)}, got {line!r}")

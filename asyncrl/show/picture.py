@@ -57,12 +57,11 @@ def write_picture(
         axes = figure.add_subplot(rows, columns, i + 1)
         _draw(axes, own, colours)
         axes.set(title=env, xlabel=x_label, ylabel=name)
+        _finish(axes)
     if settings:
-        _draw_profiles(figure.add_subplot(rows, columns, count), settings, colours)
-    for axes in figure.axes:
-        axes.grid(alpha=0.3)
-        # Below the axes, where it hides no line and has the room that its labels need.
-        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize="small")
+        axes = figure.add_subplot(rows, columns, count)
+        _draw_profiles(axes, settings, colours)
+        _finish(axes)
     drawn = io.BytesIO()
     try:
         figure.savefig(drawn, dpi=150, format=path.suffix.removeprefix("."), bbox_inches="tight")
@@ -83,6 +82,12 @@ def _draw(axes: Any, curves: Sequence[Curve], colours: dict[str, str]) -> None:
         axes.plot(curve.x, curve.line, marker=marker, label=curve.label, linewidth=1.6, color=colour)
         if curve.size:
             axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
+
+
+def _finish(axes: Any) -> None:
+    """Grid, and the legend below the axes, where it hides no line and has the room that its labels need."""
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize="small")
 
 
 def _draw_profiles(axes: Any, settings: Sequence[SettingResult], colours: dict[str, str]) -> None:

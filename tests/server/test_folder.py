@@ -372,7 +372,8 @@ def test_groups_are_drawn_compared_and_filtered(browser: Browser, served: Folder
         browser.wait("document.querySelector('#state').textContent === '1 is running'")
         browser.wait("document.querySelectorAll('#environments > section').length === 2")
         assert browser.evaluate(button(browser, "Open the live page of a") + " !== undefined")
-    drawn = "[...document.querySelectorAll('#environments > section')].map((s) => s.querySelector('.chart').querySelectorAll('path.stroke').length).join()"
+    count = "s.querySelector('.chart').querySelectorAll('path.stroke').length"
+    drawn = f"[...document.querySelectorAll('#environments > section')].map((s) => {count}).join()"
     browser.wait(f"{drawn} === '1,2'")
     assert browser.text("#environments h2") == "Acrobot-v1"
     legend = browser.evaluate(
@@ -438,8 +439,10 @@ def test_smoothing_log_axis_and_scores_redraw_the_curves(
     make_run(folder, "d", env="Acrobot-v1")
     browser.open(f"http://127.0.0.1:{served.port}/#token={TOKEN}")
     browser.wait("document.querySelectorAll('#environments > section').length === 2")
-    loss = """[...document.querySelectorAll('.chart')].find((c) => c.querySelector('h2').textContent === 'Loss').querySelector('path.stroke').getAttribute('d')"""
-    browser.wait(f"{loss.removesuffix('.getAttribute(' + chr(39) + 'd' + chr(39) + ')')} !== null")
+    titled = "(c) => c.querySelector('h2').textContent === 'Loss'"
+    path = f"[...document.querySelectorAll('.chart')].find({titled}).querySelector('path.stroke')"
+    loss = f"{path}.getAttribute('d')"
+    browser.wait(f"{path} !== null")
     shapes = [browser.evaluate(loss)]
     for change in (
         "document.querySelector('#log').click()",
