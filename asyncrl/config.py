@@ -43,6 +43,12 @@ class TrainerConfig:
     wrappers: tuple[str, ...] = ()
     """Environment wrappers module:Name, innermost first; each takes an environment and returns one."""
 
+    agent_id: bool = False
+    """Append the agent's index to its observation, one-hot, where several agents share a policy."""
+
+    pad_spaces: bool = False
+    """Pad vectors and discrete actions of agents, where those of agents that share a policy differ."""
+
     algo: Text
     """Name of the algorithm."""
 

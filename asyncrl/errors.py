@@ -16,7 +16,8 @@
     │   ├── ObservationOffSpace       ASYNC012
     │   ├── OldGymAPI                 ASYNC013
     │   ├── EnvironmentHung           ASYNC015
-    │   └── AutoresetUnknown          ASYNC018
+    │   ├── AutoresetUnknown          ASYNC018
+    │   └── ParallelAPIBroken         ASYNC034
     ├── ResourceError                 exit code 4: the machine lacks a resource, or a process or ring was lost
     │   ├── ActorKilled               ASYNC003
     │   ├── PortInUse                 ASYNC007
@@ -246,6 +247,12 @@ class AutoresetUnknown(EnvironmentFailed):
     """The autoreset mode of a vector environment is SAME_STEP or not declared."""
 
     code = "ASYNC018"
+
+
+class ParallelAPIBroken(EnvironmentFailed):
+    """An environment of several agents does not keep PettingZoo's parallel API."""
+
+    code = "ASYNC034"
 
 
 class ResourceError(AsyncRLError):

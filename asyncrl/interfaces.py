@@ -5,8 +5,9 @@ update (`Batch`, `Segment`, `UpdateResult`); an algorithm's protocols are in `pr
 
 Axes, used in every docstring of the package:
 
-    E   environments (streams) of one actor         S   slots (rows) of a ring
-    B   items of a training batch                   T   rows of a segment
+    E   streams of one actor: its environments, or  S   slots (rows) of a ring
+        the agents of its environments              T   rows of a segment
+    B   items of a training batch                   N   agents of an environment, 1 unless it has several
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ TERMINATED = 1
 TRUNCATED = 2
 """Flag of a row whose step was cut off from outside (time limit): the value of the next state is bootstrapped."""
 RESET = 4
-"""Flag of a row whose action was not taken: the step only reset the environment (Gymnasium's NEXT_STEP autoreset)."""
+"""Flag of a row whose action was not taken: the step only reset the environment (Gymnasium's NEXT_STEP autoreset), or
+the agent waited for the other agents of its environment, having ended before them."""
+
 
 LONGEST_N_STEP = 255
 """Maximum n of an n-step transition; the replay stores the n of each row in one byte."""
@@ -52,6 +55,18 @@ class Distribution:
     sum: int = 0
     edges: tuple[int, ...] = ()
     counts: tuple[int, ...] = ()
+
+
+def environment_steps(flags: NDArray[np.uint8], num_agents: int) -> int:
+    """Number of environment steps in the rows of `flags` `[E, T]`.
+
+    A row is a step of an environment unless it is a RESET row of all its agents: then the environment was reset. An
+    agent that has ended before the others has RESET rows until then.
+    """
+    acted = (flags & RESET) == 0
+    if num_agents > 1:
+        acted = acted.reshape(-1, num_agents, flags.shape[1]).any(axis=1)
+    return int(np.count_nonzero(acted))
 
 
 @dataclass(frozen=True)
@@ -142,6 +157,23 @@ class Leaf:
 
 
 @dataclass(frozen=True)
+class Agent:
+    """One of the agents of an environment that share a policy.
+
+    Attributes:
+        name: its name in the environment.
+        values: length of its own observation if `pad_spaces` lengthens it to that of another agent, else None.
+        choices: number of its own actions if `pad_spaces` adds actions, which a mask forbids, else None.
+        masked: whether the environment gives it action masks.
+    """
+
+    name: str
+    values: int | None = None
+    choices: int | None = None
+    masked: bool = False
+
+
+@dataclass(frozen=True)
 class EnvSpec:
     """Description of an environment for the trainer; picklable, holds no environment and no gymnasium object.
 
@@ -162,6 +194,8 @@ class EnvSpec:
         observation_kind: what the array is; None in files written before it was recorded, whose bytes are all scaled
             like those of images.
         unread: parts of a structured observation that are text and were left out of `leaves`.
+        agents: agents that share the policy, in the order of their streams: stream `e * N + n` is agent n of
+            environment e. Empty for an environment of one agent. Observation and action are those of one agent.
     """
 
     name: str
@@ -175,6 +209,19 @@ class EnvSpec:
     leaves: tuple[Leaf, ...] = ()
     unread: tuple[str, ...] = ()
     observation_kind: ObservationKind | None = None
+    agents: tuple[Agent, ...] = ()
+
+    @property
+    def num_agents(self) -> int:
+        """N, streams of one environment."""
+        return max(1, len(self.agents))
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Axes in front of what `reset` and `step` return: those of a vector, or of several agents."""
+        if self.agents:
+            return (len(self.agents),)
+        return () if self.vector_envs is None else (self.vector_envs,)
 
     @property
     def byte_factor(self) -> float:
@@ -293,6 +340,7 @@ class Segment:
         weight: `[T]` float32, staleness correction of each row; 1 without a correction.
         staleness: `[T]` int64, publications since `version`, filled when the segment is used.
         fresh: whether the segment is used for the first time; running statistics use fresh segments only.
+        num_agents: N; each N neighbouring streams are the agents of one environment.
     """
 
     ring: int
@@ -308,6 +356,7 @@ class Segment:
     weight: NDArray[np.float32]
     staleness: NDArray[np.int64]
     fresh: bool = True
+    num_agents: int = 1
 
     @property
     def num_envs(self) -> int:
@@ -321,8 +370,8 @@ class Segment:
 
     @property
     def steps(self) -> int:
-        """Number of environment steps, RESET rows excluded."""
-        return int(np.count_nonzero((self.flags & RESET) == 0))
+        """Number of environment steps; see `environment_steps`."""
+        return environment_steps(self.flags, self.num_agents)
 
 
 @dataclass(frozen=True)

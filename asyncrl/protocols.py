@@ -153,7 +153,7 @@ class SegmentUpdater(Updater, Protocol):
         """Training data of the current iteration as host copies, for inspection after a divergence."""
         ...
 
-    def again(self) -> bool:
+    def reuse(self) -> bool:
         """Begin another pass over the data of the last `begin`, when no new data is ready; False if not allowed."""
         ...
 

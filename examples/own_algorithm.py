@@ -54,7 +54,7 @@ class VPG(OnPolicy):
 
     def divide(self, rollout, seed):
         """One pass: a single gradient step over all rows, which need no order."""
-        from asyncrl.algorithms.minibatch import Part
+        from asyncrl.algorithms.rollout import Part
 
         return [
             Part(np.arange(rollout.flags.size), np.flatnonzero(rollout.trained), int(rollout.trained.sum()))

@@ -127,7 +127,9 @@ class SlowReplay:
         burn_in: int = 0,
         length: int = 1,
         period: int = 1,
+        num_agents: int = 1,
     ) -> None:
+        self.num_agents = num_agents
         self.burn_in, self.length, self.period = burn_in, length, period
         self.rows: list[list[SlowRow]] = [[] for _ in range(num_rings)]
         self.num_envs, self.num_slots = num_envs, num_slots
@@ -146,7 +148,7 @@ class SlowReplay:
         inserted = 0
         for ring, rows in enumerate(self.rows):
             for row in rows[self.seen[ring] :]:
-                inserted += int(np.sum(row.flags & RESET == 0))
+                inserted += self._steps(row)
             self.seen[ring] = len(rows)
         self._close_stale()
         for ring, rows in enumerate(self.rows):
@@ -159,6 +161,13 @@ class SlowReplay:
                         self.priority[ring, i, env] = self.largest()
         self.inserted += inserted
         return inserted
+
+    def _steps(self, row: SlowRow) -> int:
+        """Environments of which an agent acted in a row."""
+        n = self.num_agents
+        return sum(
+            any(flag & RESET == 0 for flag in row.flags[e : e + n]) for e in range(0, self.num_envs, n)
+        )
 
     @property
     def sequence_rows(self) -> int:
@@ -180,7 +189,7 @@ class SlowReplay:
         for ring, rows in enumerate(self.rows):
             stop = self.closed[ring]
             while stop < self.seen[ring] and rows[stop].policy_updates < self.min_updates:
-                discarded += int(np.sum(rows[stop].flags & RESET == 0))
+                discarded += self._steps(rows[stop])
                 stop += 1
             self._close(ring, stop)
         self.discarded += discarded

@@ -25,6 +25,7 @@ ROOMS = (
 # its children will use.
 DOORS = {
     "gymnasium": ("envs.*", "actors.forking"),
+    "pettingzoo": ("envs.agents",),
     "aiohttp": ("server.*",),
     "numba": (*("shm.kernel", "shm.kernel_cache", "shm.atomics", "shm.views", "replay.handles"),),
     "llvmlite": ("shm.atomics", "replay.handles"),

@@ -1,11 +1,9 @@
-"""Pages of docs/: complete, up to date and linked."""
+"""Pages of docs/: complete and up to date."""
 
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import subprocess
 import sys
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -21,7 +19,6 @@ from asyncrl.options import option_help
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])
 
 OWN = [name for name, record in ALGORITHMS.items() if record.__module__.startswith("asyncrl.")]
 
@@ -51,7 +48,8 @@ def test_the_page_of_an_algorithm_has_its_equations(name: str) -> None:
     own = (DOCS / "algorithms" / f"{name}.md").read_text().partition(script().MARK)[0]
     equations = re.search(r"^## Equations\n(.*?)(?=^## |\Z)", own, flags=re.M | re.S)
     assert equations, f"{name}.md has no section Equations above the generated part"
-    assert len(re.findall(r"^    \S.*=", equations[1], flags=re.M)) >= 3
+    lines = "".join(re.findall(r"^```math\n(.*?)^```$", equations[1], flags=re.M | re.S)).splitlines()
+    assert len([line for line in lines if "&=" in line]) >= 3
 
 
 def test_every_code_has_a_section() -> None:
@@ -65,13 +63,6 @@ def test_every_code_has_a_section() -> None:
     assert sorted(codes) == sorted(sections)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
-        if not re.match(r"https?:", target):
-            assert (page.parent / target).exists(), f"{page.name} links {target}"
-
-
 def test_options_for_those_who_migrate_exist() -> None:
     known = {name for record in (*ALGORITHMS.values(), TrainerConfig) for name in option_help(record)}
     rows = re.findall(r"^\| (.*?) \| (.*) \|$", (DOCS / "migrating.md").read_text(), flags=re.M)
@@ -81,13 +72,3 @@ def test_options_for_those_who_migrate_exist() -> None:
     flags = {flag for _, right in rows for flag in re.findall(r"`--\w+\.([a-z-]+)", right)}
     assert flags
     assert {flag.replace("-", "_") for flag in flags} <= known
-
-
-def test_the_site_builds(tmp_path: Path) -> None:
-    pytest.importorskip("material", reason="needs mkdocs-material, of the extra docs")
-    line = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
-    done = subprocess.run(
-        line, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "troubleshooting" / "index.html").exists()

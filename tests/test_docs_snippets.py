@@ -21,6 +21,7 @@ from asyncrl.groups.launch import free_port
 ROOT = Path(__file__).parents[1]
 SHORT = {
     "README.md": ("200_000", "1_500"),
+    "docs/index.md": ("200_000", "1_500"),
     "docs/migrating.md": ("100_000", "4_000"),
     "docs/recurrent.md": ("100_000", "2_000"),
     "docs/groups.md": ("200_000", "3_000"),
@@ -31,6 +32,7 @@ OF_OTHER_LIBRARIES = ("import stable_baselines3", "from stable_baselines3")
 TESTED_ELSEWHERE = {
     "docs/callbacks.md": "test_callbacks_page.py",
     "docs/extending.md": "test_callbacks_page.py",
+    "docs/multi-agent.md": "test_multi_agent_page.py",
     "docs/resume.md": "test_docs_resume.py",
     "docs/saving.md": "test_docs_saving.py",
 }
@@ -65,7 +67,7 @@ def test_every_page_with_python_is_run_by_a_test() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", "docs/migrating.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/migrating.md"])
 def test_what_is_trained_acts(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (block,) = blocks(page)

@@ -44,6 +44,13 @@ def test_pixels_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert told.split()[-1] in ("caught", "missed")  # test_learning_pixels.py is the same preset's learning
 
 
+@pytest.mark.parametrize("name", ["ppo", "dqn", "impala"])
+def test_several_agents_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("mpe2")
+    assert -200 < main_of("several_agents.py")(name, 1_500) < 0
+    assert "'agent_2': -" in capsys.readouterr().out
+
+
 def test_every_example_is_run() -> None:
     text = Path(__file__).read_text()
     assert [name for name in EXAMPLES if f'main_of("{name}")' not in text] == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 from asyncrl.acting.frames import next_stacks
 from asyncrl.acting.policies import float32_bounds
 from asyncrl.acting.recurrent import memory_of, next_states
-from asyncrl.envs.observations import rows_of
+from asyncrl.envs.observations import AgentView, agent_views, rows_of
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.protocols import Policy
 
@@ -40,13 +42,17 @@ class TrainedPolicy:
         """Whether the policy has a recurrent state, which `predict` takes and returns."""
         return memory_of(self.policy) is not None
 
+    @cached_property
+    def _views(self) -> dict[str, AgentView]:
+        return agent_views(self.spec.agents, self.spec.leaves)
+
     def predict(
         self,
-        obs: NDArray[Any],
-        state: NDArray[Any] | None = None,
-        episode_start: NDArray[np.bool_] | bool | None = None,
+        obs: Any,
+        state: Any = None,
+        episode_start: Any = None,
         deterministic: bool = True,
-    ) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    ) -> tuple[Any, Any]:
         """Return actions in the environment's form (`start` added, boxes clipped), and the state for the next call.
 
         The caller passes the state of a recurrent policy, as in sb3-contrib:
@@ -55,6 +61,12 @@ class TrainedPolicy:
 
         A policy with `frame_stack` k that is not recurrent takes stacks of observations, as returned by `make_env()`
         and gymnasium's `FrameStackObservation`; or, called as above, single ones, with the stacks as its state.
+
+        For several agents all arguments and results may be dicts by agent, of those that act:
+
+            actions, _ = policy.predict(observations)       # as the environment of `make_env()` gives and takes them
+
+        Masks of `info["action_mask"]` are given as `{agent: {"observation": ..., "action_mask": ...}}`.
 
         Args:
             obs: one observation `[*obs_shape]` or a batch `[B, *obs_shape]`; of a Dict or Tuple space as the
@@ -73,6 +85,8 @@ class TrainedPolicy:
         Raises:
             ValueError: if `obs` or `state` has another shape.
         """
+        if isinstance(obs, Mapping) and obs and {str(key) for key in obs} <= self._views.keys():
+            return self._predict_agents(obs, state, episode_start, deterministic)
         obs = rows_of(obs, self.spec) if self.spec.leaves else np.asarray(obs)
         frames, shape, memory = self.policy.frame_stack, self.spec.observation_shape, memory_of(self.policy)
         if frames > 1 and memory is None and (state is not None or episode_start is not None):
@@ -99,6 +113,22 @@ class TrainedPolicy:
             action, _ = self.policy.act(batch, self.rng, np.iinfo(np.int64).max)
         action, after = self._environment_form(action), None if memory is None else memory.state
         return (action[0], None if after is None else after[0]) if single else (action, after)
+
+    def _predict_agents(
+        self, obs: Mapping[Any, Any], state: Any, episode_start: Any, deterministic: bool
+    ) -> tuple[dict[Any, Any], dict[Any, Any] | None]:
+        """`predict` for observations by agent. An agent without a state begins an episode."""
+        seen = [self._views[str(key)](own) for key, own in obs.items()]
+        batch = np.stack([rows_of(one, self.spec) if self.spec.leaves else np.asarray(one) for one in seen])
+        if isinstance(episode_start, Mapping):
+            episode_start = [bool(episode_start[key]) for key in obs]
+        rows = None
+        if known := [state[key] for key in obs if key in state] if state is not None else []:
+            episode_start = _begins(episode_start, len(obs)) | [key not in state for key in obs]
+            rows = np.stack([state.get(key, known[0]) for key in obs])
+        actions, after = self.predict(batch, rows, episode_start, deterministic)
+        by_agent = dict(zip(obs, actions, strict=True))
+        return by_agent, None if after is None else dict(zip(obs, after, strict=True))
 
     def _predict_frames(
         self, obs: NDArray[Any], state: NDArray[Any] | None, episode_start: Any, deterministic: bool

@@ -17,7 +17,6 @@ from asyncrl.errors import EnvironmentFailed, EnvironmentRaised, NonFiniteStep, 
 from asyncrl.interfaces import RESET
 from asyncrl.protocols import Policy
 from asyncrl.shm.ring import CURRENT_ENV, STEPS, RingWriter
-from asyncrl.shm.row_counts import count_row
 from asyncrl.shm.weights import WeightMailbox
 
 
@@ -165,7 +164,7 @@ class Actor:
         writer = self.writer
         self._stamp(slot)
         self._row += 1
-        taken = count_row(
+        taken = self.streams.count_row(
             *(events, self._rewards, self._returns, self._began_at, self._row),
             *(writer.flags, writer.reward, slot),
             *(writer.header, writer.episode_return, writer.episode_length),
@@ -226,7 +225,7 @@ class Actor:
         bad = ~np.isfinite(values).reshape(values.shape[0], -1).all(axis=1)
         env = int(np.flatnonzero(bad)[0])
         raise NonFiniteStep(
-            f"Environment {env} of actor {self.index} returned a {what} that is NaN or infinite in float32.",
+            f"{self.streams.place_of(env)} of actor {self.index} returned a {what} that is NaN or infinite in float32.",
             facts={**self._where(env, actions), what: np.array2string(values[env], threshold=20)},
             fix="mend the environment (a diverged simulation?); nothing of this step was stored",
         )
@@ -237,11 +236,7 @@ class Actor:
         if isinstance(error, EnvironmentFailed):
             error.facts.update(facts)
             return error
-        who = (
-            f"Environment {env} of actor {self.index}"
-            if env >= 0
-            else f"The vector environment of actor {self.index}"
-        )
+        who = f"{self.streams.place_of(env)} of actor {self.index}"
         call = "reset" if actions is None or self.streams.resetting else "step"
         return EnvironmentRaised(
             f"{who} raised {type(error).__name__} in {call}: {error_text(error)}",

@@ -13,7 +13,7 @@ import numpy as np
 from asyncrl.acting.recurrent import memory_of
 from asyncrl.actors.actor import Actor
 from asyncrl.actors.served_actor import ServedActor
-from asyncrl.actors.streams import PlainStreams, Streams, VectorStreams
+from asyncrl.actors.streams import AgentStreams, PlainStreams, Streams, VectorStreams
 from asyncrl.envs.env_state import StateNotKept, pack_state, unpack_state
 from asyncrl.errors import EnvironmentNotBuilt, error_text
 from asyncrl.saved_state import attributes, set_attributes
@@ -97,6 +97,9 @@ def _restore_streams(streams: Streams, state: dict[str, Any], newest: Any) -> No
     set_attributes(streams, state)
     if isinstance(streams, PlainStreams):
         streams._steps = [env.step for env in streams.envs]
+        streams.newest = newest
+    elif isinstance(streams, AgentStreams):
+        streams.live[:] = [env.live for env in streams.envs]
         streams.newest = newest
     elif isinstance(streams, VectorStreams):
         dense = np.dtype(streams._dtype) == newest.dtype

@@ -36,6 +36,7 @@ EPISODE_STEPS = 27_000
 frames a step, the limit of the literature."""
 
 Episodes = tuple[NDArray[np.float64], NDArray[np.int64]]
+"""Undiscounted returns `[episodes]`, of several agents `[episodes, N]`, and lengths `[episodes]`."""
 
 
 class EpisodePlayer:
@@ -89,10 +90,11 @@ class EpisodePlayer:
             max_seconds: time limit after which all episodes are cut, and those that had begun are returned.
 
         Returns:
-            Undiscounted returns, float64 `[episodes]`, and lengths in steps, int64 `[episodes]`.
+            Undiscounted returns, float64 `[episodes]` or of several agents `[episodes, N]`, and lengths in steps, int64
+            `[episodes]`.
 
         Raises:
-            EnvironmentFailed: an environment raised or broke gymnasium's contract (ASYNC002, 012, 013).
+            EnvironmentFailed: an environment raised or broke its API's contract (ASYNC002, 012, 013, 034).
         """
         self._max_steps = math.inf if max_steps is None else max_steps
         self._deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
@@ -120,16 +122,20 @@ class EpisodePlayer:
             self._envs.append(self._source.build())
             self._alive(0)
         seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(episodes)]
-        returns, lengths = np.zeros(episodes, np.float64), np.zeros(episodes, np.int64)
-        obs = self._stacks(episodes)
-        self._states = self._no_memory(episodes)
+        returns = np.zeros((episodes, *self._spec.axes), np.float64)
+        lengths = np.zeros(episodes, np.int64)
+        obs = self._stacks(episodes * self._spec.num_agents)
+        self._states = self._no_memory(episodes * self._spec.num_agents)
         form = ActionForm(self._envs[0].action_space)
         live = list(range(min(episodes, len(self._envs))))
         with self._environment_calls(seed):
             for episode in live:
-                obs.begin(episode, self._reset(episode, seeds))
+                obs.begin(self._rows_of(episode), self._reset(episode, seeds))
         while live:
             actions = form.rows(self._greedy(obs, live))
+            if self._spec.agents:
+                count = self._spec.num_agents
+                actions = [actions[first : first + count] for first in range(0, len(actions), count)]
             with self._environment_calls(seed):
                 live = self._step(live, actions, obs, seeds, returns, lengths)
             if live and time.monotonic() >= self._deadline:
@@ -152,36 +158,43 @@ class EpisodePlayer:
         for episode, action in zip(live, actions, strict=True):
             env = self._envs[episode % len(self._envs)]
             self._current = episode
-            step = env_checks.check_step(self._spec.name, env.step(action))
+            step = env_checks.check_step(self._spec.name, env.step(action), self._spec.axes)
             self._alive(self._finished)
-            returns[episode] += float(step[1])
+            returns[episode] += step[1] if self._spec.agents else float(step[1])
             lengths[episode] += 1
-            ended = step[2] or step[3]
+            ended = not env.live.any() if self._spec.agents else step[2] or step[3]
             if not ended and lengths[episode] < self._max_steps:
-                obs.push(episode, step[0])
+                obs.push(self._rows_of(episode), step[0])
                 still.append(episode)
                 continue
             self._finished += 1
             self.cut_episodes += not ended
             if (following := episode + len(self._envs)) < len(seeds):
-                obs.begin(following, self._reset(following, seeds))
+                obs.begin(self._rows_of(following), self._reset(following, seeds))
                 still.append(following)
         return still
 
     def _greedy(self, obs: FrameStacks, live: list[int]) -> NDArray[Any]:
         """Return the greedy actions of the episodes in `live`, and advance their recurrent states."""
+        count = self._spec.num_agents
+        rows = [episode * count + agent for episode in live for agent in range(count)]
         if self._memory is None:
-            return self._policy.greedy(obs.array[live])
-        self._memory.state = self._states[live]
-        actions = self._policy.greedy(obs.array[live])
-        self._states[live] = self._memory.state
+            return self._policy.greedy(obs.array[rows])
+        self._memory.state = self._states[rows]
+        actions = self._policy.greedy(obs.array[rows])
+        self._states[rows] = self._memory.state
         return actions
 
-    def _no_memory(self, episodes: int) -> NDArray[np.float32]:
-        """Return the recurrent states at the start of `episodes` episodes; without columns if not recurrent."""
+    def _rows_of(self, episode: int) -> int | slice:
+        """Row of an episode's observation, or the rows of its agents."""
+        count = self._spec.num_agents
+        return slice(episode * count, (episode + 1) * count) if self._spec.agents else episode
+
+    def _no_memory(self, rows: int) -> NDArray[np.float32]:
+        """Return the recurrent states of `rows` streams at the start of episodes; without columns if not recurrent."""
         if self._memory is None:
-            return np.zeros((episodes, 0), np.float32)
-        self._memory.forget(episodes)
+            return np.zeros((rows, 0), np.float32)
+        self._memory.forget(rows)
         return self._memory.state.copy()
 
     def _stacks(self, rows: int) -> FrameStacks:

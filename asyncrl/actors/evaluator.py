@@ -47,6 +47,7 @@ class RemoteEvaluator:
         max_seconds: time limit of an evaluation, after which its episodes are cut; None for no limit.
         cut_episodes: number of episodes of the last evaluation that were cut by one of the two limits.
         finished_episodes: number of finished episodes of the current evaluation, about a second ago.
+        agents: names of several agents, in the order of their returns; empty for one agent.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class RemoteEvaluator:
         self._restarts = 0
         self._plan = pickle.dumps(EvaluatorPlan(source, policy_bytes, max_envs))
         self._name = spec.name
+        self.agents = tuple(agent.name for agent in spec.agents)
         self._seed = seed
         self._max_steps = max_episode_steps or spec.max_episode_steps or EPISODE_STEPS
         self.max_seconds: float | None = None
@@ -93,8 +95,8 @@ class RemoteEvaluator:
                 this seed, regardless of other evaluations.
 
         Returns:
-            Undiscounted returns, float64 `[episodes]`, and lengths in steps, int64 `[episodes]`; after `max_seconds`
-            only those of episodes that had begun.
+            Undiscounted returns, float64 `[episodes]` or of several agents `[episodes, N]`, and lengths in steps, int64
+            `[episodes]`; after `max_seconds` only those of episodes that had begun.
 
         Raises:
             AsyncRLError: the environment failed or hung (`EnvironmentHung`).

@@ -60,7 +60,8 @@ class Heartbeat:
     def hung(self, silent_seconds: float, ready: bool, stack: str) -> EnvironmentHung:
         """Return ASYNC015 for this actor."""
         median = statistics.median(self._step_seconds) if self._step_seconds else None
-        return actor_hung(self._index, self._pulse[1], silent_seconds, ready, median, stack)
+        env = self._pulse[1] // self._ring.layout.spec.num_agents
+        return actor_hung(self._index, env, silent_seconds, ready, median, stack)
 
     def statistics(self, *, pid: int, state: str, restarts: int, last_error: str) -> ActorStatistics:
         """Return the statistics of this actor; the arguments are those that are not in the header."""

@@ -152,8 +152,11 @@ class ActorPool:
             for a in self._actors
         )
 
-    def episodes(self) -> Iterator[tuple[int, float, int]]:
-        """Yield the episodes finished since the last call: actor's index, undiscounted return, length in steps."""
+    def episodes(self) -> Iterator[tuple[int, float | list[float], int]]:
+        """Yield the episodes finished since the last call: actor's index, undiscounted return, length in steps.
+
+        The return of an environment of several agents is a list with that of each.
+        """
         for actor in self._actors:
             actor.episodes_seen, returns, lengths = actor.ring.episodes_since(actor.episodes_seen)
             for episode_return, length in zip(returns.tolist(), lengths.tolist(), strict=True):

@@ -1,4 +1,6 @@
-"""E environments as E streams of steps, with exact NEXT_STEP semantics, written into the caller's arrays.
+"""Environments as streams of steps, with exact NEXT_STEP semantics, written into the caller's arrays.
+
+An environment of one agent is one stream. Of N agents that act at once it is N neighbouring streams, one per agent.
 
 Row t of a stream, with action a_t chosen for observation o_t:
 
@@ -7,8 +9,11 @@ Row t of a stream, with action a_t chosen for observation o_t:
     row after such a step   flag RESET: a_t is not taken, the reward is 0, and o_{t+1} is the first
                             observation of the new episode
 
-This equals `gymnasium.vector.SyncVectorEnv` with `AutoresetMode.NEXT_STEP`, without its copies. The first reset is
-seeded; later ones continue with the environment's own generator.
+    row of an agent that    flag RESET: it has ended before the other agents of its environment, or takes no part in
+    waits                   the episode; o_{t+1} is its last observation. After the last agent's end all are reset.
+
+For one agent this equals `gymnasium.vector.SyncVectorEnv` with `AutoresetMode.NEXT_STEP`, without its copies. The first
+reset is seeded; later ones continue with the environment's own generator.
 
 gymnasium is not imported: the environments are built by `EnvSource`.
 """
@@ -24,7 +29,7 @@ from numpy.typing import NDArray
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, EnvSpec
-from asyncrl.shm.row_counts import find_events
+from asyncrl.shm.row_counts import count_agents_row, count_row, find_events
 
 Events = NDArray[np.int64]
 """`[n, 2]`: (stream, flags) of the streams of a row with non-zero flags, ascending; empty for most rows."""
@@ -35,7 +40,7 @@ class Streams:
     """Base class of E streams that step together.
 
     Args:
-        num_envs: E.
+        num_envs: E, the number of streams.
         spec: spec of one environment.
         shape: shape of what the environments return: one observation, or those of a vector.
         obs_space, action_space: spaces of one environment.
@@ -75,6 +80,13 @@ class Streams:
         """Whether a single environment is being reset in a `step`, because its episode has ended."""
         return False
 
+    count_row = staticmethod(count_row)
+    """Kernel that writes a row's flags and rewards, and counts its steps and episodes."""
+
+    def place_of(self, stream: int) -> str:
+        """Name of a stream in a message; -1 stands for all streams of a vector environment."""
+        return f"Environment {stream}" if stream >= 0 else "The vector environment"
+
     def reset(self, seeds: Sequence[int], obs: NDArray[Any]) -> None:
         """Begin an episode in every stream; write the first observations to `obs` `[E, *obs_shape]`."""
         raise NotImplementedError
@@ -104,16 +116,18 @@ class Streams:
 
 
 def make_streams(source: EnvSource, spec: EnvSpec, num_envs: int) -> Streams:
-    """Build the environments of one actor.
+    """Build the environments of one actor, which make `num_envs` streams.
 
     Raises:
         SpacesDoNotFit: one has other spaces than `spec` (ASYNC005).
         ValueError, AsyncRLError: see `EnvSource.build_streams`.
     """
-    built = source.build_streams(num_envs)
+    built = source.build_streams(num_envs // spec.num_agents)
     for env in built if isinstance(built, list) else [built]:
         env_checks.require_spaces(spec, env)
-    return PlainStreams(built, spec) if isinstance(built, list) else VectorStreams(built, spec)
+    if not isinstance(built, list):
+        return VectorStreams(built, spec)
+    return AgentStreams(built, spec) if spec.agents else PlainStreams(built, spec)
 
 
 class ActionForm:
@@ -302,3 +316,79 @@ class VectorStreams(Streams):
 
     def _reset_some(self, mask: NDArray[np.bool_]) -> Any:
         return env_checks.check_reset(self._name, self.env.reset(options={"reset_mask": mask.copy()}))
+
+
+class AgentStreams(Streams):
+    """Streams of the agents of environments that are stepped one after the other.
+
+    Args:
+        envs: built environments of N agents each (`asyncrl.envs.agents.AgentsEnv`) with equal spaces.
+        spec: their spec.
+
+    Attributes:
+        envs: as given.
+        live: `[environments, N]`, agents that act in the next row. An environment without any is reset by it.
+    """
+
+    STATE = ("envs",)
+
+    def __init__(self, envs: Sequence[Any], spec: EnvSpec) -> None:
+        first, count = envs[0], spec.num_agents
+        super().__init__(
+            len(envs) * count, spec, spec.observation_shape, first.observation_space, first.action_space
+        )
+        self.envs, self._agents = list(envs), spec.agents
+        self.live: NDArray[np.bool_] = np.array([env.live for env in envs])
+
+    @property
+    def resetting(self) -> bool:
+        """See `Streams.resetting`."""
+        return self.current >= 0 and not self.live[self.current // len(self._agents)].any()
+
+    def place_of(self, stream: int) -> str:
+        """See `Streams.place_of`."""
+        env, agent = divmod(stream, len(self._agents))
+        return f"Agent {self._agents[agent].name} of environment {env}"
+
+    def count_row(self, *row: Any) -> int:
+        """See `Streams.count_row`; a step is one of an environment, and an episode ends with its last agent."""
+        return count_agents_row(self.live, *row)
+
+    def reset(self, seeds: Sequence[int], obs: NDArray[Any]) -> None:
+        """See `Streams.reset`; an environment is seeded with the seed of its first stream."""
+        count = len(self._agents)
+        for e, env in enumerate(self.envs):
+            first = e * count
+            self._current[0] = first
+            obs[first : first + count] = env.reset(seed=int(seeds[first]))[0]
+            self.live[e] = env.live
+        self._current[0] = -1
+        self.newest = obs
+
+    def step(
+        self, actions: NDArray[Any], next_obs: NDArray[Any], rewards: NDArray[np.float64], first: int = 0
+    ) -> Events:
+        """See `Streams.step`; `first` is the first stream of an environment."""
+        count = len(self._agents)
+        flags = np.empty(len(actions), np.int64)
+        taken = self._action_form.rows(actions)
+        for start in range(0, len(actions), count):
+            streams, e = slice(first + start, first + start + count), (first + start) // count
+            env, row = self.envs[e], slice(start, start + count)
+            self._current[0] = first + start
+            if self.live[e].any():
+                next_obs[streams], rewards[streams] = env.step(taken[row])[:2]
+                flags[row] = env.flags
+            else:
+                next_obs[streams], rewards[streams] = env.reset()[0], 0.0
+                flags[row] = RESET
+            self.live[e] = env.live
+        self._current[0] = -1
+        self.newest = next_obs
+        flagged = np.flatnonzero(flags)
+        return np.stack((flagged + first, flags[flagged]), axis=1) if flagged.size else _NO_EVENTS
+
+    def close(self) -> None:
+        """See `Streams.close`."""
+        for env in self.envs:
+            env_checks.close_env(env)

@@ -62,7 +62,7 @@ class ActorCritic(Stateful):
     def __init__(self, config: Any, spec: EnvSpec, device: str = "cpu", seed: int = 0) -> None:
         layout: ActorLayout = config.layout(spec)
         self.layout = layout
-        spec = config.seen(spec)
+        spec = config.stacked_spec(spec)
         self._inputs, self.mask = NetworkInputs(spec), mask_reader(spec)
         self.keeps_bytes = self._inputs.bytes and not layout.normalized
         self.byte_factor = self._inputs.byte_factor
@@ -85,9 +85,9 @@ class ActorCritic(Stateful):
         self._to_host = HostCopy(self.parameters[: self._acting_count])
         self._seen, self._noted = PublishedMoments(layout), RunningMoments(layout.inputs)
         # Statistics received from other learners of a group are applied together with the collected ones.
-        told = self._noted if layout.normalized else None
+        shared = self._noted if layout.normalized else None
         buffers = *self._policy.buffers(), *self._value.buffers()
-        self.vector = FlatVector(self.parameters, self.gradient, shared=(told,), buffers=buffers)
+        self.vector = FlatVector(self.parameters, self.gradient, shared=(shared,), buffers=buffers)
         self.vector.moments = (self._optimizer.moments,)
 
     def _architectures(
@@ -95,9 +95,8 @@ class ActorCritic(Stateful):
     ) -> tuple[Architecture, Architecture]:
         """Architectures of policy and value network."""
         hidden = layout.hidden if value_hidden is None else value_hidden
-        shared = None, layout.activation, layout.network
-        policy = Architecture(layout.sizes, *shared, seed)
-        return policy, Architecture((layout.inputs, *hidden, 1), *shared, seed + 1)
+        make = partial(Architecture, activation=layout.activation, network=layout.network)
+        return make(layout.sizes, seed=seed), make((layout.inputs, *hidden, 1), seed=seed + 1)
 
     @property
     def grad_norm(self) -> Tensor | None:

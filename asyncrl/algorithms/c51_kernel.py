@@ -57,10 +57,10 @@ def c51_kernel(  # type: ignore[no-untyped-def]
     per_unit = np.float32(last) / (support[last] - support[0])
     logits, p, m = scratch[0], scratch[1], scratch[2]
     for i in range(size):
-        chooser = out[size + i] if out.shape[0] > size else next_out[i]
+        selector = out[size + i] if out.shape[0] > size else next_out[i]
         best, most = first, _ZERO
         for a in range(first, rows):
-            of_action(chooser, a, atoms, dueling, share, logits)
+            of_action(selector, a, atoms, dueling, share, logits)
             softmax(logits, p)
             mean = _ZERO
             for n in range(atoms):

@@ -1,22 +1,25 @@
-"""Base record of all actor-critic algorithms on replay, and the squared error of critics.
+"""Options and losses of DDPG and TD3, and what SAC and its descendants share with them.
 
-The networks and optimisers are in `continuous_update.py`, which imports torch; this module does not.
+    Lillicrap et al. 2016   Continuous control with deep reinforcement learning
+
+Networks, targets, optimisers and the update are in `continuous_update.py`, which imports torch; this module does not.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
-from asyncrl.acting.schedules import Rate, value_at
+from asyncrl.acting.noise import GaussianNoise, OrnsteinUhlenbeckNoise
+from asyncrl.acting.schedules import Rate
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.interfaces import BoxAction, EnvSpec
-from asyncrl.options import Count, NotNegative, Widths
+from asyncrl.options import Count, NotNegative, Range, Widths
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from asyncrl.acting.box import BoxLayout
+    from asyncrl.acting.box import BoxLayout, DeterministicPolicy
 
 
 class CriticLoss(NamedTuple):
@@ -49,16 +52,49 @@ def squared_error(q: Tensor, y: Tensor, weight: Tensor) -> CriticLoss:
     return CriticLoss(0.5 * (weight * td.square()).sum(), td.detach())
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContinuousControl(OffPolicy):
-    """Options common to all actor-critic algorithms on replay.
+def deterministic_actor_loss(q: Tensor) -> ActorLoss:
+    """Deterministic policy gradient: -mean Q(s, mu(s)) (Lillicrap et al. 2016, eq. 6).
+
+    Args:
+        q: Q(s, mu(s)) of the first critic, `[1, B, 1]`.
+    """
+    assert q.dim() == 3 and q.shape[0] == 1
+    return ActorLoss(-q.mean())
+
+
+def actor_layout(config: OffPolicy, spec: EnvSpec, *, gaussian: bool) -> BoxLayout:
+    """Shape and weight order of the actor, shared by policy and updater. Raises `SpacesDoNotFit`.
 
     Actions are learned relative to the middle of their box, in units of half its range.
+
+    Args:
+        config: hyper-parameters.
+        spec: the environment.
+        gaussian: whether the actor outputs means and log standard deviations, or actions.
+    """
+    config.check(spec)
+    assert isinstance(spec.action, BoxAction)
+    from asyncrl.acting.box import BoxLayout
+
+    return BoxLayout(
+        inputs=config.stacked_spec(spec).observation_values,
+        hidden=config.hidden_sizes,
+        action=spec.action,
+        gaussian=gaussian,
+        network=config.network_for(spec),
+        normalized=config.normalize_observations,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeterministicActor(OffPolicy):
+    """Options of DDPG and TD3, whose deterministic actor explores with noise.
+
+    Noise is in units of half the action range: 1 is from the middle to a bound.
     """
 
     action_kinds: ClassVar[tuple[type, ...]] = (BoxAction,)
     needs_bounds: ClassVar[bool] = True
-    _gaussian: ClassVar[bool]
 
     learning_rate: Rate = 3e-4
     batch_size: int = 256
@@ -73,31 +109,45 @@ class ContinuousControl(OffPolicy):
     """Widths of each critic's hidden layers; none takes the actor's."""
 
     policy_delay: Count = 1
-    """Updates of the critics per update of the actor."""
+    """Updates of the critics per update of the actor and of all targets."""
 
     random_steps: NotNegative | None = None
     """Environment steps over all actors with uniformly random actions; none takes `learning_starts`."""
 
-    def actor_learning_rate_at(self, updates: int, progress: float) -> float:
-        """Learning rate of the actor at the update after `updates` others, at this progress of the run."""
-        own, rate = self.actor_learning_rate, self.learning_rate_at(updates, progress)
-        if own is None:
-            return rate
-        if callable(own) or callable(self.learning_rate):
-            return value_at(own, progress)
-        return rate * own / self.learning_rate
+    bound_targets: bool = True
+    """Clip bootstrapped values to the range that the observed rewards and gamma imply."""
+
+    exploration_noise: Literal["gaussian", "ou"] = "gaussian"
+    """Noise on the actor's actions: independent at each step, or correlated over steps (Ornstein-Uhlenbeck)."""
+
+    exploration_scale: Annotated[float, Range(at_least=0, finite=True)] = 0.1
+    """Standard deviation of the exploration noise, in units of half the action range."""
+
+    exploration_scale_last: Annotated[float | None, Range(above=0, finite=True)] = None
+    """Exploration scale of the last stream; those between are geometric; none uses one scale for all."""
+
+    exploration_theta: Annotated[float, Range(above=0, at_most=1)] = 0.15
+    """Decay of the Ornstein-Uhlenbeck noise per step (theta dt)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.exploration_scale_last is not None and not self.exploration_scale > 0:
+            raise ValueError(
+                "exploration_scale must be greater than 0 where exploration_scale_last is given, "
+                f"got {self.exploration_scale}"
+            )
 
     def layout(self, spec: EnvSpec) -> BoxLayout:
         """Shape and weight order of the actor, shared by policy and updater. Raises `SpacesDoNotFit`."""
-        self.check(spec)
-        assert isinstance(spec.action, BoxAction)
-        from asyncrl.acting.box import BoxLayout
+        return actor_layout(self, spec, gaussian=False)
 
-        inputs = self.seen(spec).observation_values
-        shape = inputs, self.hidden_sizes, spec.action, self._gaussian, self.network_for(spec)
-        return BoxLayout(*shape, self.normalize_observations)
+    def make_policy(self, spec: EnvSpec) -> DeterministicPolicy:
+        """Make a policy with noise and zero weights, without importing torch. Raises `SpacesDoNotFit`."""
+        scale, last = self.exploration_scale, self.exploration_scale_last
+        noise = GaussianNoise(scale, last)
+        if self.exploration_noise == "ou":
+            noise = OrnsteinUhlenbeckNoise(scale, last, self.exploration_theta)
+        random_steps = self.learning_starts if self.random_steps is None else self.random_steps
+        from asyncrl.acting.box import DeterministicPolicy
 
-    @property
-    def uniform_steps(self) -> int:
-        """Environment steps over all actors with uniformly random actions."""
-        return self.learning_starts if self.random_steps is None else self.random_steps
+        return DeterministicPolicy(self.stacked_spec(spec), self.layout(spec), noise, random_steps)

@@ -1,6 +1,6 @@
 """Fused CPU kernels for the losses of DDPG, TD3 and SAC and for sampling a squashed Gaussian.
 
-The formulas are `td3.critic_loss`, `sac.critic_loss`, `deterministic.actor_loss`, `sac.actor_loss` and
+The formulas are `td3.critic_loss`, `sac.critic_loss`, `continuous.deterministic_actor_loss`, `sac.actor_loss` and
 `maximum_entropy_update.squashed_draw`; a test checks that the kernels agree with them. Each class here replaces
 `output_gradients` or `vector_jacobian_product` of such a function. NaN propagates.
 
@@ -59,7 +59,7 @@ class CriticKernel:
 
 
 class ActorKernel:
-    """Kernel for `output_gradients` of `sac.actor_loss`, or `deterministic.actor_loss` (one critic, no entropy)."""
+    """Kernel for `output_gradients` of `sac.actor_loss`; of `deterministic_actor_loss` with one critic, no entropy."""
 
     def __init__(self, size: int, critics: int) -> None:
         grad_q, grad_log_prob, loss = torch.empty(critics, size, 1), torch.empty(size, 1), torch.empty(1)

@@ -1,4 +1,4 @@
-"""Base update of all actor-critic algorithms on replay: networks, targets, optimisers, and the buffers of an update.
+"""Update of all actor-critic algorithms on replay: networks, targets, optimisers, buffers; and that of DDPG and TD3.
 
 Actor, temperature and critics are consecutive parts of one flat vector, so that one call of Adam suffices unless the
 options differ between parts. All gradients of an update are computed with the weights before the update, whereas the
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,35 +20,22 @@ from torch import Tensor
 
 from asyncrl.acting.box import BoxLayout, scaling
 from asyncrl.acting.modules import NetworkFactory
-from asyncrl.algorithms.continuous import ContinuousControl, CriticLoss
+from asyncrl.acting.schedules import value_at
+from asyncrl.algorithms.continuous import CriticLoss, DeterministicActor, deterministic_actor_loss
+from asyncrl.algorithms.continuous_kernel import ActorKernel, CriticKernel
+from asyncrl.algorithms.maximum_entropy import MaximumEntropy
 from asyncrl.algorithms.replay_update import ReplayUpdate
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.interfaces import Batch, EnvSpec
 from asyncrl.networks.architecture import Architecture, Network
 from asyncrl.networks.flat_vector import FlatVector
+from asyncrl.networks.gradients import output_gradients
 from asyncrl.networks.optimizer import FlatAdam
 from asyncrl.networks.parameters import HostCopy
 
 _ALIGNED = 16
 """Float32 values in a cache line; the critics' part begins at a multiple of it."""
-
-
-class Shape(NamedTuple):
-    """Networks of an algorithm.
-
-    Attributes:
-        num_critics: C.
-        critic_outputs: number of outputs of a critic.
-        has_targets: whether there are target critics.
-        has_target_policy: whether there is a target policy.
-        networks: factories of the policy and of a critic that replace the record's, or None.
-    """
-
-    num_critics: int
-    critic_outputs: int = 1
-    has_targets: bool = True
-    has_target_policy: bool = False
-    networks: tuple[NetworkFactory | None, NetworkFactory | None] | None = None
+_tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
 
 class Learned(NamedTuple):
@@ -104,9 +92,12 @@ class ContinuousUpdate(ReplayUpdate):
     Args:
         config, spec, device: see `ReplayUpdate`.
         seed: seed of the initial weights, which are the same on every device, and of the noise, which is not.
-        shape: description of the networks.
+        num_critics: C.
+        critic_outputs: number of outputs of a critic.
 
     Attributes:
+        has_targets: whether there are target critics; of the class.
+        has_target_policy: whether there is a target policy; of the class.
         layout: shape of the acting network.
         policy, critics: the networks, on one flat vector.
         policy_gradient, critics_gradient: their flat gradients.
@@ -118,32 +109,47 @@ class ContinuousUpdate(ReplayUpdate):
         generator: random generator of the noise; must be registered with a CUDA graph that captures an update.
     """
 
-    config: ContinuousControl
+    config: DeterministicActor | MaximumEntropy
+    has_targets = True
+    has_target_policy = False
     STATE: tuple[str, ...] = (
         *ReplayUpdate.STATE,
-        *("policy", "critics", "log_alpha", "target_policy", "_optimizers", "generator", "last_actor_loss"),
+        "policy",
+        "critics",
+        "log_alpha",
+        "target_policy",
+        "_optimizers",
+        "generator",
+        "last_actor_loss",
     )
     _beta1 = 0.9
     """Decay rate of Adam's first moment."""
 
     def __init__(
-        self, config: ContinuousControl, spec: EnvSpec, device: str, seed: int, shape: Shape
+        self,
+        config: DeterministicActor | MaximumEntropy,
+        spec: EnvSpec,
+        device: str,
+        seed: int,
+        *,
+        num_critics: int,
+        critic_outputs: int = 1,
     ) -> None:
         self.layout = layout = config.layout(spec)
         super().__init__(config, spec, device, layout)
         self._scaling = scaling(layout.action)
         half_range = torch.from_numpy(self._scaling[1])
         self.movable = (half_range > 0).to(self.device, torch.float32)
-        policy_network, critic_network = shape.networks or (layout.network, layout.network)
+        policy_network, critic_network = self._factories()
         hidden = config.critic_hidden_sizes or config.hidden_sizes
-        sizes = (layout.inputs + layout.action_values, *hidden, shape.critic_outputs)
+        sizes = (layout.inputs + layout.action_values, *hidden, critic_outputs)
         with torch.no_grad():
             self._make_networks(
                 Architecture(layout.sizes, network=policy_network, seed=seed),
-                Architecture(sizes, shape.num_critics, network=critic_network, seed=seed),
+                Architecture(sizes, num_critics, network=critic_network, seed=seed),
                 torch.Generator().manual_seed(seed),
             )
-            self._make_targets(shape)
+            self._make_targets()
         self._optimizers = self._make_optimizers()
         self.vector.moments = tuple(adam.moments for adam in self._optimizers.values())
         (own,) = np.random.SeedSequence(seed).spawn(1)
@@ -152,6 +158,10 @@ class ContinuousUpdate(ReplayUpdate):
         self._acting = False
         self._actor_loss: Tensor | float = math.nan
         self._learned: Learned | None = None
+
+    def _factories(self) -> tuple[NetworkFactory | None, NetworkFactory | None]:
+        """Factories of the policy and of a critic; None stands for a perceptron."""
+        return self.layout.network, self.layout.network
 
     def _make_networks(self, policy: Architecture, critics: Architecture, generator: torch.Generator) -> None:
         end = policy.size
@@ -169,16 +179,16 @@ class ContinuousUpdate(ReplayUpdate):
         buffers = *self.policy.buffers(), *self.critics.buffers()
         self.vector = FlatVector(self._flat, self._gradient, self._slices["critics"], shared, buffers)
 
-    def _make_targets(self, shape: Shape) -> None:
+    def _make_targets(self) -> None:
         count = self.critics.flat.numel()
-        self._followed = self._flat if shape.has_target_policy else self._flat[self._slices["critics"]]
-        self._target = self._followed.clone() if shape.has_targets else None
+        self._followed = self._flat if self.has_target_policy else self._flat[self._slices["critics"]]
+        self._target = self._followed.clone() if self.has_targets else None
         self.target_policy: Network | None = None
         self.target_critics = self.critics
         if self._target is not None:
             self.target_critics = self.critics.on(self._target[-count:])
             self.STATE = (*self.STATE, "target_critics")
-        if self._target is not None and shape.has_target_policy:
+        if self._target is not None and self.has_target_policy:
             self.target_policy = self.policy.on(self._target[self._slices["policy"]])
 
     def _make_optimizers(self) -> dict[str, FlatAdam]:
@@ -208,10 +218,21 @@ class ContinuousUpdate(ReplayUpdate):
             if name in ("all", "critics"):
                 adam.step(self.config.learning_rate_at(self._updates, self._progress))
             elif acting:
-                adam.step(self.config.actor_learning_rate_at(self._updates, self._progress))
+                adam.step(self.actor_learning_rate)
         if self._target is not None and (acting or self.target_policy is None):
             self._target.lerp_(self._followed, self.config.tau)
         return learned.critic.td.abs().mean(dim=0) if self.config.prioritized else None
+
+    @property
+    def actor_learning_rate(self) -> float:
+        """Learning rate of the actor at the next update."""
+        config, rate = self.config, self.config.learning_rate_at(self._updates, self._progress)
+        own = config.actor_learning_rate
+        if own is None:
+            return rate
+        if callable(own) or callable(config.learning_rate):
+            return value_at(own, self._progress)
+        return rate * own / config.learning_rate
 
     @property
     def last_actor_loss(self) -> float:
@@ -242,7 +263,7 @@ class ContinuousUpdate(ReplayUpdate):
             return values
         return {**values, "train/actor_loss": actor_loss}
 
-    def _last(self) -> tuple[float, Tensor, float] | None:
+    def _last_update(self) -> tuple[float, Tensor, float] | None:
         if self._learned is None:
             return None
         moved = ("all", "critics", *(("policy", "temperature") if self._acting else ()))
@@ -259,3 +280,100 @@ class ContinuousUpdate(ReplayUpdate):
         if "generator" in state and state["generator"].shape != own.shape:
             state = {**state, "generator": own}
         super().load_state_dict(state)
+
+
+class DeterministicUpdate(ContinuousUpdate):
+    """Actor and critics of TD3 or DDPG, and their targets. See `ContinuousUpdate`.
+
+    Args:
+        config, spec, device, seed: see `ContinuousUpdate`.
+        critic_loss: function of `(q, next_q, batch)`, DDPG's or TD3's.
+        smoothing: function from the target policy's action and standard normal noise to the smoothed action `[B, d]`;
+            None disables smoothing.
+        num_critics: C.
+        kernels: whether kernels compute the losses; None uses them on the CPU.
+    """
+
+    config: DeterministicActor
+    has_target_policy = True
+
+    def __init__(
+        self,
+        config: DeterministicActor,
+        spec: EnvSpec,
+        device: str = "cpu",
+        seed: int = 0,
+        *,
+        critic_loss: Callable[[Tensor, Tensor, StagedBatch], CriticLoss],
+        smoothing: Callable[[Tensor, Tensor], Tensor] | None = None,
+        num_critics: int = 1,
+        kernels: bool | None = None,
+    ) -> None:
+        super().__init__(config, spec, device, seed, num_critics=num_critics)
+        self.critic_loss, self._smoothing = critic_loss, smoothing
+        self.kernels = self.device.type == "cpu" if kernels is None else kernels
+
+    def _make_buffers(self, batch: StagedBatch) -> DeterministicBuffers:
+        return DeterministicBuffers(batch, self)
+
+    def _learn(self, buffers: DeterministicBuffers, acting: bool) -> Learned:
+        batch, movable = buffers.batch, self.movable
+        next_action = buffers.target_policy.forward().tanh()
+        if self._smoothing is not None:
+            next_action = self._smoothing(next_action, self.draw(buffers.noise))
+        torch.mul(next_action, movable, out=buffers.next_action)
+        next_q = buffers.target_critics.forward()
+        if self.config.bound_targets:
+            next_q = next_q.clamp(batch.low, batch.high)
+        q = buffers.critics.forward()
+        critic, (grad_q,) = buffers.critic_gradients((q,), next_q, batch)
+        buffers.critics.backward(grad_q)
+        if not acting:
+            return Learned(critic, q)
+        own_action = buffers.policy.forward().tanh()
+        torch.mul(own_action, movable, out=buffers.own_action)
+        actor, (grad_q, *_) = buffers.actor_gradients((buffers.first_critic.forward(),))
+        grad_action = buffers.first_critic.backward(grad_q).mul_(movable)
+        _tanh_backward(grad_action, own_action, grad_input=buffers.grad_policy)
+        buffers.policy.backward(buffers.grad_policy)
+        return Learned(critic, q, actor.loss)
+
+
+class DeterministicBuffers(Buffers):
+    """Passes of the update. See `Buffers`.
+
+    Attributes:
+        noise: `[B, d]`, standard normal noise of the last smoothing.
+        grad_policy: `[B, d]`, gradient at the policy's outputs.
+        policy, target_policy: passes over obs, with a gradient, and over next_obs.
+        critics, target_critics: passes over the batch's actions, with a gradient, and over the target policy's.
+        first_critic: pass over the policy's own actions, with a gradient at the actions. The actor's loss uses only
+            this critic, as in the code of Fujimoto et al. 2018.
+        critic_gradients, actor_gradients: `output_gradients` of the losses, or kernels.
+    """
+
+    def __init__(self, batch: StagedBatch, update: DeterministicUpdate) -> None:
+        super().__init__(batch, update.layout)
+        size = batch.size
+        critics, precision = update.critics, update.precision
+        self.noise = torch.zeros(size, update.layout.action_values, device=update.device)
+        self.grad_policy = torch.zeros_like(self.noise)
+        assert update.target_policy is not None
+        self.policy = update.policy.make_pass(
+            self.obs, update.policy_gradient, weight_rows=size, precision=precision
+        )
+        self.target_policy = update.target_policy.make_pass(self.next_obs, precision=precision)
+        taken, own, following = self.x.split(size)
+        self.critics = critics.make_pass(
+            taken, update.critics_gradient, weight_rows=size, precision=precision
+        )
+        self.target_critics = update.target_critics.make_pass(following, precision=precision)
+        columns = update.layout.action_values
+        self.first_critic = critics.make_pass(
+            own, input_rows=size, input_columns=columns, copies=1, precision=precision
+        )
+        self.critic_gradients: Callable[..., Any] = partial(output_gradients, update.critic_loss)
+        self.actor_gradients: Callable[..., Any] = partial(output_gradients, deterministic_actor_loss)
+        if update.kernels:
+            self.critic_gradients = CriticKernel(self.batch, critics.copies)
+            self.actor_gradients = ActorKernel(size, 1)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from asyncrl.acting.images import ImageNetwork
 from asyncrl.acting.schedules import Rate
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy
-from asyncrl.algorithms.sac import actor_loss, critic_loss
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import Fraction, NotNegative, Range
@@ -75,10 +74,11 @@ class CrossQ(MaximumEntropy):
         from asyncrl.algorithms.crossq_update import CrossQUpdate
 
         return CrossQUpdate(
-            *(self, spec, device, seed),
+            self,
+            spec,
+            device,
+            seed,
             momentum=self.norm_momentum,
             renorm_warmup=self.renorm_warmup,
             beta1=self.adam_beta1,
-            critic_loss=critic_loss,
-            actor_loss=actor_loss,
         )

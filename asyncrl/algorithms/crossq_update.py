@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from asyncrl.acting.modules import NetworkFactory
 from asyncrl.algorithms.continuous_update import Learned
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy, temperature_gradient
 from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyBuffers, MaximumEntropyUpdate
+from asyncrl.algorithms.sac import actor_loss, critic_loss
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.interfaces import EnvSpec
 from asyncrl.networks.mlp import FlatMLP
@@ -94,7 +95,7 @@ class CrossQUpdate(MaximumEntropyUpdate):
     actor and critics, and is published unchanged.
 
     Args:
-        config, spec, device, seed, options: see `MaximumEntropyUpdate`.
+        config, spec, device, seed: see `MaximumEntropyUpdate`. The losses are SAC's.
         momentum: fraction of the running statistics kept by an update.
         renorm_warmup: updates before batch renormalisation begins; None never begins it.
         beta1: decay rate of Adam's first moment.
@@ -102,6 +103,7 @@ class CrossQUpdate(MaximumEntropyUpdate):
 
     policy: ModuleNetwork
     critics: ModuleNetwork
+    has_targets = False
 
     def __init__(
         self,
@@ -113,31 +115,26 @@ class CrossQUpdate(MaximumEntropyUpdate):
         momentum: float,
         renorm_warmup: int | None,
         beta1: float,
-        **options: Any,
     ) -> None:
-        actor, critic = (
-            partial(normalised_mlp, hidden=hidden, momentum=momentum)
-            for hidden in (config.hidden_sizes, config.critic_hidden_sizes or config.hidden_sizes)
-        )
-        self._renorm_warmup, self._beta1 = renorm_warmup, beta1
-        own = config.network_for(spec)
-        networks = (actor, critic) if own is None else (own, own)
-        super().__init__(config, spec, device, seed, has_targets=False, networks=networks, **options)
+        self._momentum, self._renorm_warmup, self._beta1 = momentum, renorm_warmup, beta1
+        super().__init__(config, spec, device, seed, critic_loss=critic_loss, actor_loss=actor_loss)
         self.evaluated_policy = self.policy.on(self.policy.flat)
         self.evaluated_critics = self.critics.on(self.critics.flat)
+        trained = [*self.policy.modules, *self.critics.modules]
         self._norms = [
-            layer
-            for network in (self.policy, self.critics)
-            for module in network.modules
-            for layer in module.modules()
-            if isinstance(layer, BatchRenorm)
+            layer for module in trained for layer in module.modules() if isinstance(layer, BatchRenorm)
         ]
-        for network, training in (
-            *((self.policy, True), (self.critics, True)),
-            *((self.evaluated_policy, False), (self.evaluated_critics, False)),
-        ):
-            for module in network.modules:
-                module.train(training)
+        for module in trained:
+            module.train()
+        for module in (*self.evaluated_policy.modules, *self.evaluated_critics.modules):
+            module.eval()
+
+    def _factories(self) -> tuple[NetworkFactory | None, NetworkFactory | None]:
+        if self.layout.network is not None:
+            return super()._factories()
+        config, make = self.config, partial(normalised_mlp, momentum=self._momentum)
+        critic_hidden = config.critic_hidden_sizes or config.hidden_sizes
+        return partial(make, hidden=config.hidden_sizes), partial(make, hidden=critic_hidden)
 
     def _make_buffers(self, batch: StagedBatch) -> CrossQBuffers:
         return CrossQBuffers(batch, self)

@@ -2,7 +2,8 @@
 
     Lillicrap et al. 2016   Continuous control with deep reinforcement learning
 
-The paper's batch normalisation and weight decay are omitted, as in other implementations.
+The paper's batch normalisation and weight decay are omitted, as in other implementations. Options, actor's loss and
+update are common with TD3: see `continuous.py` and `continuous_update.py`.
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from asyncrl.algorithms.continuous import CriticLoss, squared_error
-from asyncrl.algorithms.deterministic import DeterministicActor
+from asyncrl.algorithms.continuous import CriticLoss, DeterministicActor, squared_error
 from asyncrl.interfaces import EnvSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from asyncrl.algorithms.deterministic_update import DeterministicUpdate
+    from asyncrl.algorithms.continuous_update import DeterministicUpdate
     from asyncrl.algorithms.staging import StagedBatch
 
 
@@ -42,6 +42,6 @@ class DDPG(DeterministicActor):
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> DeterministicUpdate:
         """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
-        from asyncrl.algorithms.deterministic_update import DeterministicUpdate
+        from asyncrl.algorithms.continuous_update import DeterministicUpdate
 
         return DeterministicUpdate(self, spec, device, seed, critic_loss=critic_loss)

@@ -34,10 +34,10 @@ def dqn_kernel(  # type: ignore[no-untyped-def]
     first = 1 if dueling else 0
     delta, share = np.float32(huber_delta), np.float32(1.0) / np.float32(outputs - first)
     for i in range(size):
-        chooser = out[size + i] if out.shape[0] > size else next_out[i]
+        selector = out[size + i] if out.shape[0] > size else next_out[i]
         best = first
         for a in range(first + 1, outputs):
-            if chooser[a] > chooser[best]:
+            if selector[a] > selector[best]:
                 best = a
         taken = first + action[i, 0]
         q, next_q = out[i, taken], next_out[i, best]

@@ -27,9 +27,8 @@ from asyncrl.protocols import SegmentUpdater
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from asyncrl.algorithms.minibatch import Minibatch, Part
     from asyncrl.algorithms.on_policy_kernel import Outputs
-    from asyncrl.algorithms.rollout import Rollout
+    from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
 
 
 def impala_loss(
@@ -136,7 +135,7 @@ class IMPALA(OnPolicy):
 
     def divide(self, rollout: Rollout, seed: Sequence[int]) -> list[Part]:
         """Divide the streams into minibatches: rows of G whole streams, then the observations after their ends."""
-        from asyncrl.algorithms.minibatch import parts_of_streams
+        from asyncrl.algorithms.rollout import parts_of_streams
 
         streams = rollout.shape[0]
         if self.minibatches == 1 or streams == 1:
@@ -150,9 +149,10 @@ class IMPALA(OnPolicy):
         Computed by a kernel where the minibatch has one (on the CPU, not recurrent), else by autograd. The kernel is
         PPO's: if the old policy is the present one and nothing is clipped, its gradient is the policy gradient.
         """
-        if batch.has_kernel:
+        if batch.kernel is not None:
             self._trace(rollout, batch, batch.log_prob(), batch.value)
-            return batch.kernel_gradients((math.inf, math.inf, self.vf_coef, self.ent_coef))[1]
+            coefficients = (math.inf, math.inf, self.vf_coef, self.ent_coef)
+            return batch.kernel(batch.outputs, batch.columns, batch.part.samples, coefficients)[1]
         from asyncrl.networks.gradients import output_gradients
 
         traced = partial(self._traced_loss, rollout, batch)

@@ -13,14 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from asyncrl.algorithms.continuous import ContinuousControl
-from asyncrl.interfaces import EnvSpec
-from asyncrl.options import Count, Finite, Positive, Range
+from asyncrl.acting.schedules import Rate
+from asyncrl.algorithms.continuous import actor_layout
+from asyncrl.algorithms.off_policy import OffPolicy
+from asyncrl.interfaces import BoxAction, EnvSpec
+from asyncrl.options import Count, Finite, NotNegative, Positive, Range, Widths
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from asyncrl.acting.box import SquashedGaussianPolicy
+    from asyncrl.acting.box import BoxLayout, SquashedGaussianPolicy
 
 
 def temperature_gradient(log_prob: Tensor, target_entropy: float) -> Tensor:
@@ -38,11 +40,29 @@ def temperature_gradient(log_prob: Tensor, target_entropy: float) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaximumEntropy(ContinuousControl):
+class MaximumEntropy(OffPolicy):
     """Options of maximum-entropy algorithms, with automatic tuning of the temperature."""
 
-    entropy_in_values: ClassVar[bool] = True
-    _gaussian: ClassVar[bool] = True
+    action_kinds: ClassVar[tuple[type, ...]] = (BoxAction,)
+    needs_bounds: ClassVar[bool] = True
+
+    learning_rate: Rate = 3e-4
+    batch_size: int = 256
+    samples_per_insert: float | None = 256.0
+    tau: float = 0.005
+    hidden_sizes: tuple[int, ...] = (256, 256)
+
+    actor_learning_rate: Rate | None = None
+    """Learning rate of the actor, with the same schedule, or a function; none takes `learning_rate`."""
+
+    critic_hidden_sizes: Widths | None = None
+    """Widths of each critic's hidden layers; none takes the actor's."""
+
+    policy_delay: Count = 1
+    """Updates of the critics per update of the actor."""
+
+    random_steps: NotNegative | None = None
+    """Environment steps over all actors with uniformly random actions; none takes `learning_starts`."""
 
     num_critics: Count = 2
     """Number of critics."""
@@ -60,9 +80,15 @@ class MaximumEntropy(ContinuousControl):
     """Correlation of a stream's successive draws of actions in training; the distribution of
     each draw stays the policy's. Near 0.9 it explores environments in which independent draws average out."""
 
+    def layout(self, spec: EnvSpec) -> BoxLayout:
+        """Shape and weight order of the actor, shared by policy and updater. Raises `SpacesDoNotFit`."""
+        return actor_layout(self, spec, gaussian=True)
+
     def make_policy(self, spec: EnvSpec) -> SquashedGaussianPolicy:
         """Make a stochastic policy with zero weights, without importing torch. Raises `SpacesDoNotFit`."""
+        random_steps = self.learning_starts if self.random_steps is None else self.random_steps
         from asyncrl.acting.box import SquashedGaussianPolicy
 
-        layout = self.layout(spec)
-        return SquashedGaussianPolicy(self.seen(spec), layout, self.uniform_steps, self.action_correlation)
+        return SquashedGaussianPolicy(
+            self.stacked_spec(spec), self.layout(spec), random_steps, self.action_correlation
+        )

@@ -13,7 +13,7 @@ from torch import Tensor
 from asyncrl.acting.box import LOG_STD_MAX, LOG_STD_MIN
 from asyncrl.algorithms.continuous import ActorLoss, CriticLoss
 from asyncrl.algorithms.continuous_kernel import ActorKernel, CriticKernel, DrawKernel
-from asyncrl.algorithms.continuous_update import Buffers, ContinuousUpdate, Learned, Shape
+from asyncrl.algorithms.continuous_update import Buffers, ContinuousUpdate, Learned
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy, temperature_gradient
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.algorithms.value_bounds import entropy_margin
@@ -61,7 +61,7 @@ class MaximumEntropyUpdate(ContinuousUpdate):
         critic_loss: function of `(q, next_q, next_log_prob, alpha, batch)`.
         actor_loss: function of `(q, log_prob, alpha)`.
         kernels: whether kernels compute the losses; allowed for SAC's losses only.
-        options: fields of `Shape`.
+        critic_outputs: number of outputs of a critic.
     """
 
     config: MaximumEntropy
@@ -76,9 +76,10 @@ class MaximumEntropyUpdate(ContinuousUpdate):
         critic_loss: Callable[[Tensor, Tensor, Tensor, Tensor, StagedBatch], CriticLoss],
         actor_loss: Callable[[Tensor, Tensor, Tensor], ActorLoss],
         kernels: bool = False,
-        **options: Any,
+        critic_outputs: int = 1,
     ) -> None:
-        super().__init__(config, spec, device, seed, Shape(config.num_critics, **options))
+        critics = config.num_critics
+        super().__init__(config, spec, device, seed, num_critics=critics, critic_outputs=critic_outputs)
         self.critic_loss, self.actor_loss, self.kernels = critic_loss, actor_loss, kernels
         self.log_alpha.fill_(math.log(config.ent_coef or config.ent_coef_initial))
         self.alpha = torch.zeros((), device=self.device)

@@ -35,7 +35,7 @@ class RunningMoments(Stateful):
         self.count = 0
         self.mean = np.zeros(size)
         self.square = np.zeros(size)
-        self._untold: RunningMoments | None = None
+        self._unsent: RunningMoments | None = None
 
     def add(self, rows: NDArray[Any]) -> None:
         """Add `rows` `[R, N]`; R may be 0."""
@@ -44,32 +44,32 @@ class RunningMoments(Stateful):
             mean = values.mean(axis=0)
             square = ((values - mean) ** 2).sum(axis=0)
             self._merge(rows.shape[0], mean, square)
-            if self._untold is not None:
-                self._untold._merge(rows.shape[0], mean, square)
+            if self._unsent is not None:
+                self._unsent._merge(rows.shape[0], mean, square)
 
     @property
     def size(self) -> int:
         """See `Shareable`."""
         return 1 + 2 * self.mean.size
 
-    def tell(self) -> NDArray[np.float64]:
+    def take_message(self) -> NDArray[np.float64]:
         """See `Shareable`: count, mean and square of the rows added since the last call."""
-        untold, self._untold = self._untold, RunningMoments(self.mean.size)
-        if untold is None:
+        unsent, self._unsent = self._unsent, RunningMoments(self.mean.size)
+        if unsent is None:
             return np.zeros(self.size)
-        return np.concatenate(([untold.count], untold.mean, untold.square))
+        return np.concatenate(([unsent.count], unsent.mean, unsent.square))
 
-    def hear(self, told: NDArray[np.float64]) -> None:
+    def merge(self, message: NDArray[np.float64]) -> None:
         """See `Shareable`."""
-        if told[0] > 0:
-            mean, square = np.split(told[1:], 2)
-            self._merge(int(told[0]), mean, square)
+        if message[0] > 0:
+            mean, square = np.split(message[1:], 2)
+            self._merge(int(message[0]), mean, square)
 
     def merged(self, first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
         """See `Shareable`."""
         both = RunningMoments(self.mean.size)
-        both.hear(first)
-        both.hear(second)
+        both.merge(first)
+        both.merge(second)
         return np.concatenate(([both.count], both.mean, both.square))
 
     def absorb(self, other: RunningMoments) -> None:

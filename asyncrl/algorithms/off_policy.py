@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
+from asyncrl.acting.images import NetworkName
+from asyncrl.acting.layouts import NetworkFactory
 from asyncrl.acting.schedules import Rate, ramp, value_at
 from asyncrl.algorithms.action_spaces import check_action_space
-from asyncrl.algorithms.observing import Observing
+from asyncrl.algorithms.hyperparameters import Hyperparameters
 from asyncrl.interfaces import LONGEST_N_STEP, EnvSpec, FieldSpec
 from asyncrl.options import Coefficient, Count, Fraction, NotNegative, Positive, Range, Widths
 from asyncrl.protocols import UpdateLoopName
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffPolicy(Observing):
+class OffPolicy(Hyperparameters):
     """Options common to all algorithms that learn from replay; their records extend this one."""
 
-    name: ClassVar[str]
     update_loop: ClassVar[UpdateLoopName] = "replay"
     action_kinds: ClassVar[tuple[type, ...]]
     needs_bounds: ClassVar[bool]
-    entropy_in_values: ClassVar[bool] = False  # whether action values include an entropy bonus
+
+    frame_stack: Annotated[int, Range(at_least=1, at_most=64)] = 1
+    """Number of consecutive observations that the policy sees; an episode's first one is repeated."""
+
+    network: NetworkName | tuple[int, ...] | NetworkFactory | None = field(
+        default="auto", metadata={"type": NetworkName}
+    )
+    """Network: auto (a convolutional one for images, else a perceptron), mlp, small, nature or impala."""
+    # In Python also a tuple, which sets `hidden_sizes`, or a function `network(inputs, outputs)` that makes each of the
+    # algorithm's networks, a `torch.nn.Module` over flat rows; a parameter `observation_shape` is filled in.
+
+    inference: Literal["actor", "server"] = "actor"
+    """Place of the policy network: in every actor, or once for all, on the learner's device."""
 
     learning_rate: Rate = 1e-3
     """Learning rate of Adam; the initial one with a schedule. In Python also a function of progress."""
@@ -114,10 +127,6 @@ class OffPolicy(Observing):
         super().__post_init__()
         if self.discipline == "lockstep" and self.samples_per_insert is None:
             raise ValueError("samples_per_insert must be a number with discipline='lockstep', got None")
-        if callable(self.learning_rate) and self.learning_rate_schedule != "constant":
-            raise ValueError(
-                "learning_rate_schedule must be constant where learning_rate is a function, got linear"
-            )
         self._require_device_options()
         for name in ("learning_starts", "batch_size"):
             if (value := getattr(self, name)) > self.replay_capacity:
@@ -136,11 +145,6 @@ class OffPolicy(Observing):
                 "matmul_precision must be highest where an inference server acts in lockstep, whose products would "
                 f"have either precision by chance, got {self.matmul_precision}"
             )
-
-    @property
-    def exact(self) -> bool:
-        """Whether the numbers of a run do not depend on timing: every discipline but the relaxed one."""
-        return self.discipline != "relaxed"
 
     @property
     def sample_rows(self) -> int:

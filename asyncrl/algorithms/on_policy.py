@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
+from asyncrl.acting.images import NetworkName
+from asyncrl.acting.layouts import NetworkFactory
 from asyncrl.acting.schedules import Rate, linear, value_at
 from asyncrl.algorithms.action_spaces import check_action_space
-from asyncrl.algorithms.observing import Recurrent
+from asyncrl.algorithms.hyperparameters import Hyperparameters
 from asyncrl.config import TrainerConfig
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
-from asyncrl.options import Coefficient, Count, Finite, Fraction, NotNegative, Positive, Widths
+from asyncrl.options import Coefficient, Count, Finite, Fraction, NotNegative, Positive, Range, Widths
 from asyncrl.protocols import UpdateLoopName
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from asyncrl.acting.recurrent import Cell
     from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy
-    from asyncrl.algorithms.minibatch import Minibatch, Part
     from asyncrl.algorithms.on_policy_kernel import Outputs
-    from asyncrl.algorithms.rollout import Rollout
+    from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
 
 BATCH_STEPS = 1_024
 """Steps of a batch where `segment_length` is none: those of Stable-Baselines3's PPO."""
@@ -53,15 +55,33 @@ class ActorCriticLoss(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicy(Recurrent):
+class OnPolicy(Hyperparameters):
     """Options common to all algorithms that learn from segments; their records extend this one."""
 
-    name: ClassVar[str]
     update_loop: ClassVar[UpdateLoopName] = "segments"
     action_kinds: ClassVar[tuple[type, ...]] = (DiscreteAction, MultiDiscreteAction, BoxAction)
     needs_bounds: ClassVar[bool] = False
     rollout_columns: ClassVar[tuple[str, ...]] = ()
     """Names of the rollout's columns, which `prepare` fills."""
+
+    frame_stack: Annotated[int, Range(at_least=1, at_most=64)] = 1
+    """Number of consecutive observations that the policy sees; an episode's first one is repeated."""
+
+    network: NetworkName | tuple[int, ...] | NetworkFactory | None = field(
+        default="auto", metadata={"type": NetworkName}
+    )
+    """Network: auto (a convolutional one for images, else a perceptron), mlp, small, nature or impala."""
+    # In Python also a tuple, which sets `hidden_sizes`, or a function `network(inputs, outputs)` that makes each of the
+    # algorithm's networks, a `torch.nn.Module` over flat rows; a parameter `observation_shape` is filled in.
+
+    inference: Literal["actor", "server"] = "actor"
+    """Place of the policy network: in every actor, or once for all, on the learner's device."""
+
+    recurrent: Literal["none", "gru", "lstm"] = "none"
+    """Recurrent cell between hidden layers and outputs: none, gru or lstm; its state is reset at episode starts."""
+
+    recurrent_size: Count = 64
+    """Outputs of the recurrent cell."""
 
     learning_rate: Rate = 1e-3
     """Learning rate of Adam; the initial one with a schedule. In Python also a function of progress."""
@@ -134,10 +154,6 @@ class OnPolicy(Recurrent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if callable(self.learning_rate) and self.learning_rate_schedule != "constant":
-            raise ValueError(
-                "learning_rate_schedule must be constant where learning_rate is a function, got linear"
-            )
         if self.cell is not None and self.value_hidden_sizes is not None:
             raise ValueError(
                 "value_hidden_sizes must be none where the policy is recurrent, for policy and value share encoder and "
@@ -151,9 +167,11 @@ class OnPolicy(Recurrent):
             )
 
     @property
-    def exact(self) -> bool:
-        """Whether the numbers of a run do not depend on timing: every discipline but the relaxed one."""
-        return self.discipline != "relaxed"
+    def cell(self) -> Cell | None:
+        """Kind and size of the recurrent cell; None without one."""
+        from asyncrl.acting.recurrent import Cell
+
+        return None if self.recurrent == "none" else Cell(self.recurrent, self.recurrent_size)
 
     @property
     def kept_segments(self) -> tuple[int, int]:
@@ -188,7 +206,7 @@ class OnPolicy(Recurrent):
         """
         if self.segment_length is not None:
             return self
-        streams = (self.segments_per_batch or config.actors) * config.envs_per_actor
+        streams = (self.segments_per_batch or config.actors) * config.envs_per_actor * spec.num_agents
         return dataclasses.replace(self, segment_length=max(SHORTEST, BATCH_STEPS // streams))
 
     @property
@@ -207,7 +225,7 @@ class OnPolicy(Recurrent):
         """Make a stochastic policy with zero weights, without importing torch. Raises `SpacesDoNotFit`."""
         from asyncrl.acting.stochastic import StochasticPolicy
 
-        return StochasticPolicy(self.seen(spec), self.layout(spec))
+        return StochasticPolicy(self.stacked_spec(spec), self.layout(spec))
 
     def layout(self, spec: EnvSpec) -> ActorLayout:
         """Shape and weight order of the policy, shared by actors and updater. Raises `SpacesDoNotFit`."""
@@ -215,7 +233,7 @@ class OnPolicy(Recurrent):
         from asyncrl.acting.stochastic import ActorLayout
 
         return ActorLayout(
-            inputs=self.seen(spec).observation_values,
+            inputs=self.stacked_spec(spec).observation_values,
             hidden=self.hidden_sizes,
             action=spec.action,
             activation=self.activation,

@@ -16,10 +16,9 @@ from torch import Tensor
 
 import asyncrl.algorithms.returns  # noqa: F401  (compiles or loads its kernel before a run)
 from asyncrl.algorithms.actor_critic import ActorCritic
-from asyncrl.algorithms.minibatch import Minibatch, Part
 from asyncrl.algorithms.normalization import RewardScale
 from asyncrl.algorithms.on_policy import OnPolicy
-from asyncrl.algorithms.rollout import RecurrentRollout, Rollout
+from asyncrl.algorithms.rollout import Minibatch, Part, RecurrentRollout, Rollout
 from asyncrl.algorithms.shared_trunk import SharedTrunkActorCritic
 from asyncrl.interfaces import EnvSpec, Segment
 from asyncrl.saved_state import Stateful, restore, saved
@@ -42,8 +41,17 @@ class OnPolicyUpdate(Stateful):
     """
 
     STATE = (
-        *("nets", "_rewards", "_learning_rate", "_seed", "_iterations", "_updates", "_samples"),
-        *("_epoch", "_last_epoch", "_position", "_reusable"),
+        "nets",
+        "_rewards",
+        "_learning_rate",
+        "_seed",
+        "_iterations",
+        "_updates",
+        "_samples",
+        "_epoch",
+        "_last_epoch",
+        "_position",
+        "_reusable",
     )
 
     def __init__(self, config: OnPolicy, spec: EnvSpec, device: str, seed: int) -> None:
@@ -143,7 +151,7 @@ class OnPolicyUpdate(Stateful):
                 self._begin_pass(rollout)
 
     @torch.no_grad()
-    def again(self) -> bool:
+    def reuse(self) -> bool:
         """Prepare another pass over the same rows, at most `reuse_epochs` times; return whether one is allowed."""
         if self._rollout is None or self._epoch < self._last_epoch or not self._reusable:
             return False

@@ -29,9 +29,8 @@ from asyncrl.protocols import SegmentUpdater
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from asyncrl.algorithms.minibatch import Minibatch, Part
     from asyncrl.algorithms.on_policy_kernel import Outputs
-    from asyncrl.algorithms.rollout import Rollout
+    from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
 
 _KL_MARGIN = 1.5
 DISCRETE_ENTROPY = 0.01
@@ -101,7 +100,12 @@ class PPO(OnPolicy):
 
     name: ClassVar[str] = "ppo"
     rollout_columns: ClassVar[tuple[str, ...]] = (
-        *("old_log_prob", "importance", "advantage", "target", "old_value", "weight"),
+        "old_log_prob",
+        "importance",
+        "advantage",
+        "target",
+        "old_value",
+        "weight",
     )
 
     learning_rate: Rate = 3e-4
@@ -192,7 +196,7 @@ class PPO(OnPolicy):
 
     def divide(self, rollout: Rollout, seed: Sequence[int]) -> list[Part]:
         """Divide the rows into minibatches padded with row N; for a recurrent policy, divide the streams."""
-        from asyncrl.algorithms.minibatch import Part, parts_of_streams
+        from asyncrl.algorithms.rollout import Part, parts_of_streams
 
         trained, count = np.flatnonzero(rollout.trained), rollout.flags.size
         order = trained if self.cell is None else np.arange(rollout.shape[0])
@@ -212,10 +216,11 @@ class PPO(OnPolicy):
         """
         clips = self._clip_ranges(rollout.progress)
         kl: float | Tensor
-        if batch.has_kernel:
+        if batch.kernel is not None:
             clip, value_clip = clips
             held = math.inf if value_clip is None else value_clip
-            kl, gradients = batch.kernel_gradients((clip, held, self.vf_coef, self.ent_coef or 0.0))
+            coefficients = (clip, held, self.vf_coef, self.ent_coef or 0.0)
+            kl, gradients = batch.kernel(batch.outputs, batch.columns, batch.part.samples, coefficients)
         else:
             from asyncrl.networks.gradients import output_gradients
 
@@ -233,7 +238,9 @@ class PPO(OnPolicy):
         self, batch: Minibatch, clips: tuple[float, float | None], out: Tensor, value: Tensor, log_std: Tensor
     ) -> ActorCriticLoss:
         return ppo_loss(
-            *(batch.distribution(out, log_std), value, batch.columns),
+            batch.distribution(out, log_std),
+            value,
+            batch.columns,
             clip_range=clips[0],
             value_clip_range=clips[1],
             vf_coef=self.vf_coef,

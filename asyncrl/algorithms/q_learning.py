@@ -134,16 +134,16 @@ class QLearning(OffPolicy):
     def make_policy(self, spec: EnvSpec) -> QPolicy:
         """Make an epsilon-greedy policy with zero weights, without importing torch. Raises `SpacesDoNotFit`."""
         epsilon = EpsilonSchedule(
-            self.exploration_initial,
-            self.exploration_final,
-            self.exploration_steps,
-            self.exploration_ladder,
-            self.exploration_repeat,
-            self.exploration,
+            initial=self.exploration_initial,
+            final=self.exploration_final,
+            steps=self.exploration_steps,
+            ladder=self.exploration_ladder,
+            repeat=self.exploration_repeat,
+            function=self.exploration,
         )
         from asyncrl.acting.policies import QPolicy
 
-        return QPolicy(self.seen(spec), self.acting_layout(spec), epsilon, self.support())
+        return QPolicy(self.stacked_spec(spec), self.acting_layout(spec), epsilon, self.support())
 
     def num_actions(self, spec: EnvSpec) -> int:
         """Number of actions. Raises `SpacesDoNotFit`."""
@@ -153,14 +153,23 @@ class QLearning(OffPolicy):
 
     def layout(self, spec: EnvSpec) -> QLayout:
         """Shape and weight order of the learner's network. Raises `SpacesDoNotFit`."""
-        inputs, actions = self.seen(spec).observation_values, self.num_actions(spec)
-        atoms = self.atoms() or 1
-        noisy_sigma = self.noisy_sigma if self.noisy else 0.0
-        network = self.network_for(spec, atoms if self.dueling else 0, noisy_sigma)
+        actions, atoms = self.num_actions(spec), self.atoms() or 1
         from asyncrl.acting.policies import QLayout
 
-        shape = inputs, self.hidden_sizes, actions, self.dueling, atoms, self.noisy, network
-        return QLayout(*shape, self.normalize_observations)
+        return QLayout(
+            inputs=self.stacked_spec(spec).observation_values,
+            hidden=self.hidden_sizes,
+            num_actions=actions,
+            dueling=self.dueling,
+            atoms=atoms,
+            noisy=self.noisy,
+            network=self.network_for(
+                spec,
+                value_outputs=atoms if self.dueling else 0,
+                noisy_sigma=self.noisy_sigma if self.noisy else 0.0,
+            ),
+            normalized=self.normalize_observations,
+        )
 
     def acting_layout(self, spec: EnvSpec) -> QLayout:
         """Shape of the published network: the learner's, or a smaller one with equal action values."""

@@ -147,9 +147,9 @@ class QLearningUpdate(ReplayUpdate):
         if self.config.target_update == "soft":
             self._target.flat.lerp_(self._online.flat, self.config.tau)
 
-    def _loss_of(self, out: Tensor, next_out: Tensor, chooser: Tensor, batch: StagedBatch) -> QLoss:
-        """Loss of the online network's outputs for obs; `chooser` are the outputs that select the next action."""
-        values = self._values(self._by_action(chooser))
+    def _loss_of(self, out: Tensor, next_out: Tensor, selector: Tensor, batch: StagedBatch) -> QLoss:
+        """Loss of the online network's outputs for obs; `selector` are the outputs that select the next action."""
+        values = self._values(self._by_action(selector))
         if batch.next_mask is not None:
             values = values.masked_fill(~batch.next_mask, -torch.inf)
         best = values.argmax(dim=1, keepdim=True)
@@ -201,7 +201,7 @@ class QLearningUpdate(ReplayUpdate):
         values: NDArray[np.float32] = self._values(self._by_action(out)).cpu().numpy().copy()
         return values
 
-    def _last(self) -> tuple[float, Tensor, float] | None:
+    def _last_update(self) -> tuple[float, Tensor, float] | None:
         buffers, norm = self._buffers, self._optimizer.grad_norm
         if buffers is None or norm is None:
             return None

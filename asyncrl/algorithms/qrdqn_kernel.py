@@ -37,12 +37,12 @@ def quantile_kernel(  # type: ignore[no-untyped-def]
     share = _ONE / np.float32(rows - first)
     inverse, limit = _ONE / np.float32(quantiles), np.float32(kappa)
     for i in range(size):
-        chooser = out[size + i] if out.shape[0] > size else next_out[i]
+        selector = out[size + i] if out.shape[0] > size else next_out[i]
         best, most = first, _ZERO
         for a in range(first, rows):  # the value stream is equal for all actions
             total = _ZERO
             for n in range(quantiles):
-                total += chooser[a * quantiles + n]
+                total += selector[a * quantiles + n]
             if a == first or total > most:
                 best, most = a, total
         of_action(out[i], first + action[i, 0], quantiles, dueling, share, theta)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from asyncrl.algorithms.observing import Recurrent
 from asyncrl.algorithms.q_learning import QLearning, QLoss, huber
 from asyncrl.interfaces import EnvSpec, FieldSpec, SequenceShape
 from asyncrl.options import Count, Fraction, NotNegative, Positive
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from asyncrl.acting.policies import QLayout
+    from asyncrl.acting.recurrent import Cell
     from asyncrl.algorithms.r2d2_update import R2D2Update, StagedSequences
 
 EPSILON = 1e-3
@@ -92,7 +92,7 @@ def r2d2_loss(
 
 
 @dataclass(frozen=True, kw_only=True)
-class R2D2(QLearning, Recurrent):
+class R2D2(QLearning):
     """Hyper-parameters of R2D2: those of DQN and of sequences."""
 
     name: ClassVar[str] = "r2d2"
@@ -100,6 +100,9 @@ class R2D2(QLearning, Recurrent):
 
     recurrent: Literal["gru", "lstm"] = "lstm"
     """Recurrent cell between hidden layers and outputs: gru or lstm; its state is reset at episode starts."""
+
+    recurrent_size: Count = 64
+    """Outputs of the recurrent cell."""
 
     sequence_length: Count = 40
     """Trained rows of a sequence."""
@@ -142,6 +145,13 @@ class R2D2(QLearning, Recurrent):
             )
 
     @property
+    def cell(self) -> Cell:
+        """Kind and size of the recurrent cell."""
+        from asyncrl.acting.recurrent import Cell
+
+        return Cell(self.recurrent, self.recurrent_size)
+
+    @property
     def sequence_shape(self) -> SequenceShape:
         """Shape of a sequence, and the period at which sequences begin."""
         period = self.sequence_period or max(1, self.sequence_length // 2)
@@ -154,7 +164,6 @@ class R2D2(QLearning, Recurrent):
 
     def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
         """Field of the recurrent state before the row's observation."""
-        assert self.cell is not None
         return (self.cell.field,)
 
     def layout(self, spec: EnvSpec) -> QLayout:

@@ -21,7 +21,7 @@ from asyncrl.envs.observations import mask_reader
 from asyncrl.interfaces import EnvSpec, SequenceBatch, SequenceShape
 from asyncrl.networks.architecture import Network
 from asyncrl.networks.module import ModuleGradient, ModuleNetwork
-from asyncrl.networks.recurrent import Pieces, cut_pieces, state_behind, unroll
+from asyncrl.networks.recurrent import cut_pieces, state_behind, unroll
 
 
 class R2D2Update(QLearningUpdate):
@@ -47,8 +47,15 @@ class R2D2Update(QLearningUpdate):
         self._shape = shape
 
     def _staged(self, size: int) -> StagedSequences:
-        options = self.config.reward_scale, self.bounds, self.statistics
-        return StagedSequences(size, self._shape, self.spec, self.device, *options)
+        return StagedSequences(
+            size,
+            self._shape,
+            self.spec,
+            self.device,
+            reward_scale=self.config.reward_scale,
+            bounds=self.bounds,
+            statistics=self.statistics,
+        )
 
     def _make_buffers(self, batch: Any) -> Any:
         online = SequencePass(_module_of(self._online), batch, self._gradient, self.precision)
@@ -91,20 +98,6 @@ class StagedSequences:
         low, high: scalars, the bounds, including this batch.
         next_mask: `[B T, A]` bool, actions that are allowed in the bootstrap rows; None without action masks.
     """
-
-    state: Tensor
-    burn_in: Tensor
-    burn_in_begins: NDArray[np.bool_]
-    x: Tensor
-    pieces: Pieces
-    bootstrap: Tensor
-    action: Tensor
-    reward: Tensor
-    discount: Tensor
-    weight: Tensor
-    trained: Tensor
-    low: Tensor
-    high: Tensor
 
     def __init__(
         self,
@@ -226,8 +219,8 @@ class SequenceBuffers:
         length = batch.action.shape[0] // batch.size
         out = online.unflatten(0, (batch.size, -1))[:, :length].flatten(0, 1)
         next_out = self.target.output.index_select(0, batch.bootstrap)
-        chooser = online.index_select(0, batch.bootstrap) if self._double else next_out
-        return out, next_out, chooser, batch
+        selector = online.index_select(0, batch.bootstrap) if self._double else next_out
+        return out, next_out, selector, batch
 
 
 def _module_of(network: Network) -> RecurrentModule:

@@ -55,7 +55,7 @@ class ReplayUpdate(Stateful, ABC):
     _buffers: Any = None
 
     def __init__(self, config: OffPolicy, spec: EnvSpec, device: str, published: NetworkLayout) -> None:
-        self.config, self.spec, self.device = config, config.seen(spec), torch.device(device)
+        self.config, self.spec, self.device = config, config.stacked_spec(spec), torch.device(device)
         self._published, self.weight_count = published, published.weight_count
         self.precision = MatmulPrecision(config.matmul_precision, self.device)
         self.bounds, self._updates, self._progress = ValueBounds(), 0, 0.0
@@ -70,12 +70,20 @@ class ReplayUpdate(Stateful, ABC):
         """Make one gradient step on the staged batch; return the priorities `[B, 1]` if `prioritized`."""
 
     @abstractmethod
-    def _last(self) -> tuple[float, Tensor, float] | None:
+    def _last_update(self) -> tuple[float, Tensor, float] | None:
         """Loss, action values and gradient norm of the last update; None before the first."""
 
     def _staged(self, size: int) -> Any:
-        options = self._scaling, self.config.reward_scale, self.bounds, self.statistics
-        return StagedBatch(size, self.spec, self.device, *options)
+        """Make an empty batch of `size` on the device."""
+        return StagedBatch(
+            size,
+            self.spec,
+            self.device,
+            scaling=self._scaling,
+            reward_scale=self.config.reward_scale,
+            bounds=self.bounds,
+            statistics=self.statistics,
+        )
 
     def update(self, batch: Batch | SequenceBatch) -> UpdateResult:
         """Make one gradient step; the result holds new priorities if `prioritized`. Keeps no reference to `batch`."""
@@ -131,7 +139,7 @@ class ReplayUpdate(Stateful, ABC):
         first update, only the learning rate.
         """
         rate = self.config.learning_rate_at(max(self._updates - 1, 0), self._progress)
-        last = self._last()
+        last = self._last_update()
         if last is None:
             return {"train/learning_rate": rate}
         loss, q, norm = last

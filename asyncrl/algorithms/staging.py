@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -63,13 +64,13 @@ class StagedBatch:
         plain_bytes = spec.observation_dtype == "uint8" and statistics is None and not spec.leaves
         as_bytes = plain_bytes and device.type != "cpu"
         in_block = 0 if as_bytes else width
-        shape = (size, action_width, in_block, discrete)
+        fields = partial(_fields, size=size, action_width=action_width, width=in_block, discrete=discrete)
         self._host = torch.zeros(size * (2 * in_block + 3 + action_width) + 2, pin_memory=pinned)
         self._block = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
         self._copied = torch.cuda.Event() if pinned else None
-        rows, columns, action, limits = (field.numpy() for field in _fields(self._host, *shape))
+        rows, columns, action, limits = (field.numpy() for field in fields(self._host))
         self._columns, self._action, self._limits = [*columns[:, :, 0]], action, limits
-        self.rows, self.columns, self.action, self.limits = _fields(self._block, *shape)
+        self.rows, self.columns, self.action, self.limits = fields(self._block)
         self._bytes: Tensor | None = None
         if as_bytes:
             self._bytes = torch.zeros(2 * size, width, dtype=torch.uint8, pin_memory=pinned)

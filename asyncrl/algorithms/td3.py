@@ -1,6 +1,9 @@
 """Twin delayed deep deterministic policy gradient.
 
-Fujimoto et al. 2018    Addressing function approximation error in actor-critic methods
+    Fujimoto et al. 2018    Addressing function approximation error in actor-critic methods
+
+The other options and the actor's loss, common with DDPG, are in `continuous.py`, and the update is in
+`continuous_update.py`, which imports torch.
 """
 
 from __future__ import annotations
@@ -9,15 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from asyncrl.algorithms.continuous import CriticLoss, squared_error
-from asyncrl.algorithms.deterministic import DeterministicActor
+from asyncrl.algorithms.continuous import CriticLoss, DeterministicActor, squared_error
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import Coefficient, Count
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from asyncrl.algorithms.deterministic_update import DeterministicUpdate
+    from asyncrl.algorithms.continuous_update import DeterministicUpdate
     from asyncrl.algorithms.staging import StagedBatch
 
 
@@ -68,11 +70,14 @@ class TD3(DeterministicActor):
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> DeterministicUpdate:
         """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
-        from asyncrl.algorithms.deterministic_update import DeterministicUpdate
+        from asyncrl.algorithms.continuous_update import DeterministicUpdate
 
         smoothing = partial(smoothed_action, scale=self.target_noise, clip=self.target_noise_clip)
         return DeterministicUpdate(
-            *(self, spec, device, seed),
+            self,
+            spec,
+            device,
+            seed,
             critic_loss=critic_loss,
             smoothing=smoothing if self.target_noise > 0 else None,
             num_critics=self.num_critics,

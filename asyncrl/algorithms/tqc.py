@@ -85,7 +85,10 @@ class TQC(MaximumEntropy):
 
         dropped = self.top_quantiles_to_drop_per_critic * self.num_critics
         return MaximumEntropyUpdate(
-            *(self, spec, device, seed),
+            self,
+            spec,
+            device,
+            seed,
             critic_loss=partial(critic_loss, dropped=dropped),
             actor_loss=actor_loss,
             critic_outputs=self.num_quantiles,

@@ -65,13 +65,13 @@ class ValueBounds:
         """See `Shareable`."""
         return 2
 
-    def tell(self) -> NDArray[np.float64]:
+    def take_message(self) -> NDArray[np.float64]:
         """See `Shareable`: the present bounds."""
         return self.values.astype(np.float64)
 
-    def hear(self, told: NDArray[np.float64]) -> None:
+    def merge(self, message: NDArray[np.float64]) -> None:
         """See `Shareable`."""
-        (low, high), (other_low, other_high) = self.values.tolist(), told.tolist()
+        (low, high), (other_low, other_high) = self.values.tolist(), message.tolist()
         self.values[:] = min(low, other_low), max(high, other_high)
 
     def merged(self, first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:

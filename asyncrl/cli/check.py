@@ -17,11 +17,17 @@ if TYPE_CHECKING:
     from asyncrl.interfaces import ActionSpec
 
 
+OPTIONS = ("env_kwargs", "wrappers", "agent_id", "pad_spaces")
+"""Options of a run that change its environment."""
+LISTED = 6
+"""Most agents that are named."""
+
+
 def make_parser() -> Parser:
     """Flags of `asyncrl check`."""
     parser = Parser("check ENV [options]", "Try an environment with random actions, in a process of its own.")
     parser.add_argument("ENV", help="CartPole-v1, package:Env-v0 or module:Class")
-    add_flags(parser, TrainerConfig, only=("env_kwargs", "wrappers"), brief=True)
+    add_flags(parser, TrainerConfig, only=OPTIONS, brief=True)
     parser.add_argument(
         "--seconds", type=finite_number, default=2.0, metavar="X", help="how long to step it (2)"
     )
@@ -33,7 +39,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse. Raises SystemExit with code 2 for a wrong argument."""
     parser = make_parser()
     parsed = parser.parse_exactly(arguments)
-    given = {name: value for name, value in vars(parsed).items() if name in ("env_kwargs", "wrappers")}
+    given = {name: value for name, value in vars(parsed).items() if name in OPTIONS}
     try:
         parsed.config = TrainerConfig(env=parsed.ENV, algo="any", **given)
     except ValueError as error:
@@ -47,7 +53,8 @@ def run(options: argparse.Namespace, server: ForkServer) -> None:
     from asyncrl.envs.source import EnvSource
 
     config = options.config
-    source = EnvSource.from_user(config.env).changed(config.env_kwargs, config.wrappers)
+    chosen = {"agent_id": config.agent_id, "pad_spaces": config.pad_spaces}
+    source = EnvSource.from_user(config.env).changed(config.env_kwargs, config.wrappers, **chosen)
     facts = _facts(asyncio.run(trial(server, source, options.seconds)))
     print(json.dumps(facts, allow_nan=False) if options.json else _text(facts))
 
@@ -66,6 +73,7 @@ def _facts(trial: Trial) -> dict[str, Any]:
         "max_episode_steps": spec.max_episode_steps,
         "reward_threshold": spec.reward_threshold,
         "vector_envs": spec.vector_envs,
+        "agents": [agent.name for agent in spec.agents],
         "autoreset": trial.autoreset or None,
         "steps_per_second": trial.steps_per_second,
         "build_seconds": trial.build_seconds,
@@ -104,6 +112,7 @@ def _text(facts: dict[str, Any]) -> str:
     rows = {
         "environment": facts["env"]
         + (f", a vector of {vector}, autoreset {facts['autoreset']}" if vector else ""),
+        **_agents(facts["agents"]),
         "observation": f"{dtype} of shape ({', '.join(map(str, shape))})",
         "action": facts["action"],
         "episodes": (f"at most {limit:,} steps" if limit else "no time limit")
@@ -117,6 +126,18 @@ def _text(facts: dict[str, Any]) -> str:
     }
     lines = [f"{label:<13}{text}" for label, text in rows.items()]
     return "\n".join([*lines, *(f"{'':<13}{text}" for text in facts["problems"][1:])])
+
+
+def _agents(names: list[str]) -> dict[str, str]:
+    """Row of the agents; none for an environment of one agent."""
+    if not names:
+        return {}
+    listed = (
+        ", ".join(names)
+        if len(names) <= LISTED
+        else f"{', '.join(names[:LISTED])} and {len(names) - LISTED} more"
+    )
+    return {"agents": f"{len(names)} that share one policy: {listed}"}
 
 
 def _random(random: dict[str, Any]) -> str:

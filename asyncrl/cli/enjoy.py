@@ -76,7 +76,7 @@ def run(options: EnjoyOptions) -> None:
     policy = load(options.run, checkpoint=options.checkpoint, trusted=True)
     path = checkpoint_file(Path(options.run).expanduser(), options.checkpoint)
     with contextlib.ExitStack() as stack:
-        env = policy.make_env("human" if video is None else "rgb_array")
+        env = policy.built_env("human" if video is None else "rgb_array")
         stack.callback(close_env, env)
         print(f"policy       {policy.describe(path)}", flush=True)
         if video is None:
@@ -102,6 +102,9 @@ def _show(policy: PortablePolicy, env: Any, options: EnjoyOptions, writer: Video
         cut = ", ended here: it has no limit of its own" if episode.cut else ""
         text = f"return {episode.return_sum:.1f}, {episode.length:,} steps{cut}"
         print(f"episode {number:<4} {text}", flush=True)
+        if episode.agent_returns:
+            each = ", ".join(f"{name} {value:.1f}" for name, value in episode.agent_returns.items())
+            print(f"{'':12} {each}", flush=True)
 
 
 def window_closed() -> bool:

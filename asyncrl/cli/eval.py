@@ -59,6 +59,7 @@ def run(options: EvalOptions, server: ForkServer) -> None:
             f"return       {record['return_mean']:.1f} +/- {record['return_std']:.1f} "
             f"over {options.episodes} greedy episodes, "
             f"from {record['return_min']:.1f} to {record['return_max']:.1f}\n"
+            f"{_agents(record['agent_returns'])}"
             f"length       {record['length_mean']:.1f} steps\n"
             f"policy       {policy.describe(path)}\n"
             f"file         {path}",
@@ -78,10 +79,21 @@ async def _play(policy: PortablePolicy, options: EvalOptions, server: ForkServer
         await evaluator.close()
 
 
+def _agents(returns: dict[str, float]) -> str:
+    """Line with the mean return of each of several agents; "" for one agent."""
+    return (
+        f"agents       {', '.join(f'{name} {value:.1f}' for name, value in returns.items())}\n"
+        if returns
+        else ""
+    )
+
+
 def _evaluation_record(
     options: EvalOptions, path: Path, policy: PortablePolicy, episodes: Episodes
 ) -> dict[str, Any]:
-    returns, lengths = episodes
+    each, lengths = episodes
+    returns = each if each.ndim == 1 else each.sum(axis=1)
+    means = each.mean(axis=0).tolist() if each.ndim > 1 else []
     return {
         "checkpoint": str(path),
         "env": policy.meta.env,
@@ -95,4 +107,5 @@ def _evaluation_record(
         "return_min": float(returns.min()),
         "return_max": float(returns.max()),
         "length_mean": float(lengths.mean()),
+        "agent_returns": dict(zip((agent.name for agent in policy.spec.agents), means, strict=True)),
     }

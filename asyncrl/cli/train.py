@@ -64,8 +64,10 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
     if file is not None and _is_own_file(in_file.get("run_dir"), file):
         del tuned["run_dir"]
     pickled = flags.get("env_file", in_file.get("env_file")) is not None
-    if pickled and {"env_kwargs", "wrappers"} & set(flags):
-        parser.error("--env-kwargs and --wrapper cannot change the pickled environment of --config")
+    if pickled and {"env_kwargs", "wrappers", "agent_id", "pad_spaces"} & set(flags):
+        parser.error(
+            "--env-kwargs, --wrapper, --agent-id and --pad-spaces cannot change the pickled environment of --config"
+        )
     config = _record(parser, TrainerConfig, flags, tuned, file, TRAINER)
     if "run_dir" not in flags and "run_dir" not in tuned:
         config = dataclasses.replace(config, run_dir=new_run_dir(env, algo, config.seed))

@@ -20,7 +20,17 @@ from asyncrl.options import near_miss, option_help
 
 NOT_A_FIELD = ("config",)
 """Flags of the command that are no options of a run."""
-FIRST = ("algo", "seed", "num_actors", "envs_per_actor", "env_kwargs", "wrappers", "init_from")
+FIRST = (
+    "algo",
+    "seed",
+    "num_actors",
+    "envs_per_actor",
+    "env_kwargs",
+    "wrappers",
+    "agent_id",
+    "pad_spaces",
+    "init_from",
+)
 """Options of the first section of help, "what"."""
 SECTIONS = {
     "stopping": "total_steps",

@@ -62,6 +62,7 @@ def spec_of(name: str, env: Any) -> EnvSpec:
         leaves=getattr(env, "packed_leaves", ()),
         observation_kind=kind_of_observations(env),
         unread=getattr(env, "unread", ()),
+        agents=getattr(env, "agents_spec", ()),
     )
 
 
@@ -196,7 +197,7 @@ def check_calls(name: str, env: Any, spec: EnvSpec) -> None:
         ObservationOffSpace: an observation does not have the shape and dtype of its space (ASYNC012).
         EnvironmentRaised: a call raised (ASYNC002).
     """
-    batch = () if spec.vector_envs is None else (spec.vector_envs,)
+    batch = spec.axes
     obs = check_reset(name, _call(name, "reset(seed=0)", lambda: env.reset(seed=_CHECK_SEED)))
     shape, dtype = (*batch, *spec.observation_shape), np.dtype(env.observation_space.dtype)
     obs = check_observation(name, "reset", obs, shape, dtype)
@@ -220,18 +221,23 @@ def random_action(env: Any, spec: EnvSpec, obs: Any) -> Any:
     if _has_single_spaces(env):
         return np.stack([env.single_action_space.sample() for _ in range(env.num_envs)])
     if read is None or type(space).__name__ == "MultiBinary":
-        return space.sample()
-    mask = read(np.asarray(obs)[None])[0].astype(np.int8)
+        return [space.sample() for _ in spec.agents] if spec.agents else space.sample()
+    masks = read(np.asarray(obs).reshape(-1, *spec.observation_shape)).astype(np.int8)
     if isinstance(spec.action, MultiDiscreteAction):
-        return space.sample(tuple(np.split(mask, np.cumsum(spec.action.nvec)[:-1])))
-    return space.sample(mask)
+        parts = [tuple(np.split(mask, np.cumsum(spec.action.nvec)[:-1])) for mask in masks]
+        samples = [space.sample(part) for part in parts]
+    else:
+        samples = [space.sample(mask) for mask in masks]
+    return samples if spec.agents else samples[0]
 
 
 def observations_fit(env: Any, obs: Any) -> bool:
-    """Whether `obs`, one observation or those of a vector, lies in its space."""
+    """Whether `obs`, one observation or those of a vector or of several agents, lies in its space."""
     obs = np.asarray(obs)
     if _has_single_spaces(env):
         return all(env.single_observation_space.contains(one) for one in obs)
+    if hasattr(env, "agents_spec"):
+        return all(env.observation_space.contains(one) for one in obs)
     return bool(env.observation_space.contains(obs))
 
 
@@ -329,14 +335,7 @@ def check_observation(
 
 
 def not_an_environment(name: str, thing: object) -> AsyncRLError:
-    """Return the error for a factory whose result is not a gymnasium environment."""
-    if hasattr(thing, "possible_agents"):
-        return EnvironmentNotBuilt(
-            f"The factory {name} returned an environment of several agents (PettingZoo), and a run trains one policy.",
-            facts={"agents": ", ".join(map(str, thing.possible_agents))},
-            fix="let one policy act for all of them: a function that returns supersuit.pettingzoo_env_to_vec_env_v1("
-            "env), env being parallel, and --wrapper asyncrl.envs.vectors:SameStep",
-        )
+    """Return the error for a factory whose result is not an environment."""
     if hasattr(thing, "step") and hasattr(thing, "reset"):
         kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
         did, must = f"returned {kind}, not a gymnasium.Env", "derive from gymnasium.Env"
@@ -346,7 +345,7 @@ def not_an_environment(name: str, thing: object) -> AsyncRLError:
         return _old(name, "the constructor", did, must, fix)
     return EnvironmentNotBuilt(
         f"The factory {name} returned {type(thing).__name__}, not an environment.",
-        fix="return a gymnasium.Env or a gymnasium.vector.VectorEnv",
+        fix="return a gymnasium.Env, a gymnasium.vector.VectorEnv or a pettingzoo.ParallelEnv",
     )
 
 

@@ -1,7 +1,8 @@
-"""Observations of a policy: images, rows of structured observations, action masks. NumPy only."""
+"""Observations of a policy: images, rows of structured observations, action masks, agents. NumPy only."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import SpacesDoNotFit
-from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, Leaf, MultiDiscreteAction, ObservationKind
+from asyncrl.interfaces import (
+    Agent,
+    BoxAction,
+    DiscreteAction,
+    EnvSpec,
+    Leaf,
+    MultiDiscreteAction,
+    ObservationKind,
+)
 
 SMALLEST_IMAGE = 8
 """Smallest side of an image; arrays of bytes with a shorter side are not images."""
@@ -184,6 +193,8 @@ FORBIDDEN = np.float32(-1e8)
 """Logit of an action forbidden by a mask: its probability is exactly 0 in float32, and no sum overflows."""
 MASK_KEY = "action_mask"
 """Key of the action mask in a Dict observation."""
+OWN_KEY, AGENT_KEY = "observation", "agent_id"
+"""Keys of the observation of an agent beside its mask and its index: its own one, and the index."""
 
 
 def unpacker(spec: EnvSpec) -> Unpacker | None:
@@ -365,3 +376,73 @@ def stored_as(leaf: Leaf) -> Leaf:
 
 def _name_of(leaf: Leaf) -> str:
     return ".".join(leaf.path) or "the observation"
+
+
+class AgentView:
+    """Conversion of an agent's own observation to the one that the shared policy sees.
+
+    With a mask, an index or padding it is a Dict: the agent's own Dict, or `{"observation": own}`, with the keys
+    `action_mask` and `agent_id`. Without them it is the agent's own observation.
+
+    Args:
+        agent: the agent.
+        index: its index, if the policy sees it.
+        values: length of the observations of all agents, if they are padded.
+        choices: length of the masks of all agents, if they have masks.
+    """
+
+    def __init__(self, agent: Agent, index: int | None, values: int | None, choices: int | None) -> None:
+        self._agent, self._index, self._values, self._choices = agent, index, values, choices
+        self._is_own = index is values is choices is None
+
+    def __call__(self, obs: Any, mask: Any = None) -> Any:
+        """Return what the policy sees of `obs`; `mask` is the agent's, unless `obs` has it.
+
+        Raises:
+            ValueError: the environment gives the agent masks and there is none, or a part does not have its length.
+        """
+        if self._is_own:
+            return obs
+        parts = dict(obs) if isinstance(obs, Mapping) else {OWN_KEY: obs}
+        if self._values is not None:
+            own = self._agent.values or self._values
+            parts[OWN_KEY] = _padded(parts[OWN_KEY], own, self._values, OWN_KEY)
+        if self._choices is not None:
+            parts[MASK_KEY] = self._mask(parts.get(MASK_KEY, mask), self._choices)
+        if self._index is not None:
+            parts[AGENT_KEY] = self._index
+        return parts
+
+    def _mask(self, mask: Any, choices: int) -> NDArray[Any]:
+        own = self._agent.choices or choices
+        if mask is None:
+            if self._agent.masked:
+                raise ValueError(
+                    f"{self._agent.name} must have {MASK_KEY}: {{'{OWN_KEY}': ..., '{MASK_KEY}': ...}}"
+                )
+            mask = np.ones(own, np.int8)
+        return _padded(mask, own, choices, MASK_KEY)
+
+
+def _padded(values: Any, own: int, length: int, name: str) -> NDArray[Any]:
+    """Append zeros to a vector of `own` values up to `length`."""
+    array = np.asarray(values)
+    if array.shape != (own,):
+        raise ValueError(f"{name} must have shape ({own},), got {array.shape}")
+    return array if own == length else np.concatenate((array, np.zeros(length - own, array.dtype)))
+
+
+def agent_views(agents: Sequence[Agent], leaves: Sequence[Leaf]) -> dict[str, AgentView]:
+    """Conversion of every agent's observation, by its name.
+
+    Args:
+        agents: the agents, in the order of their indices.
+        leaves: leaves of what the policy sees; empty if that is an array.
+    """
+    sizes = {leaf.path: leaf.values for leaf in leaves}
+    padded = any(agent.values is not None for agent in agents)
+    values = sizes[(OWN_KEY,)] if padded else None
+    return {
+        agent.name: AgentView(agent, n if (AGENT_KEY,) in sizes else None, values, sizes.get((MASK_KEY,)))
+        for n, agent in enumerate(agents)
+    }

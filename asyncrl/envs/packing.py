@@ -93,6 +93,44 @@ def _with_masks(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     return MaskFromMethod(env) if callable(env.get_wrapper_attr("action_masks")) else env
 
 
+class Packing:
+    """Conversion of the observations of a structured space to rows.
+
+    Args:
+        space: the space.
+        leaves: its leaves.
+
+    Attributes:
+        space: the space of the rows.
+        leaves, unread: `leaves`, and the names of the parts that are text.
+    """
+
+    def __init__(self, space: spaces.Space[Any], leaves: tuple[Leaf, ...]) -> None:
+        self.leaves, self.unread, self._structured = leaves, unread_parts(space), space
+        as_bytes = any(leaf.kind == "image" for leaf in leaves)
+        size = sum(leaf.row_bytes if as_bytes else leaf.values for leaf in leaves)
+        low, high = (0, 255) if as_bytes else (-math.inf, math.inf)
+        self.space = spaces.Box(low, high, (size,), np.uint8 if as_bytes else np.float32)
+        dtype = "uint8" if as_bytes else "float32"
+        self._row = EnvSpec("", (size,), dtype, DiscreteAction(1), leaves=leaves)
+
+    def __call__(self, observation: Any) -> Any:
+        """Return the row `[n]`. Raises `ObservationOffSpace` (ASYNC012) or `NonFiniteStep` (ASYNC011)."""
+        try:
+            return pack(observation, self._row)
+        except NotFinite as error:
+            raise NonFiniteStep(
+                "An observation is NaN or infinite.",
+                fix="mend the environment (a diverged simulation?); nothing of this step was stored",
+            ) from error
+        except ValueError as error:
+            raise ObservationOffSpace(
+                f"An observation is off its space: {error}",
+                facts={"observation space": self._structured},
+                fix="in the environment: return what its observation_space says",
+            ) from error
+
+
 class PackedObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Wrapper that converts structured observations to rows.
 
@@ -108,13 +146,9 @@ class PackedObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any], leaves: tuple[Leaf, ...]) -> None:
         super().__init__(env)
-        self.packed_leaves, self.unread = leaves, unread_parts(env.observation_space)
-        as_bytes = any(leaf.kind == "image" for leaf in leaves)
-        size = sum(leaf.row_bytes if as_bytes else leaf.values for leaf in leaves)
-        low, high = (0, 255) if as_bytes else (-math.inf, math.inf)
-        self.observation_space = spaces.Box(low, high, (size,), np.uint8 if as_bytes else np.float32)
-        dtype = "uint8" if as_bytes else "float32"
-        self._row = EnvSpec("", (size,), dtype, DiscreteAction(1), leaves=leaves)
+        self._packed = Packing(env.observation_space, leaves)
+        self.packed_leaves, self.unread = leaves, self._packed.unread
+        self.observation_space = self._packed.space
 
     def reset(self, **kwargs: Any) -> Any:
         """See `gymnasium.Env.reset`."""
@@ -129,22 +163,6 @@ class PackedObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
         if not is_step_result(returned):
             return returned
         return self._packed(returned[0]), *returned[1:]
-
-    def _packed(self, observation: Any) -> Any:
-        """Return the row `[n]`. Raises `ObservationOffSpace` (ASYNC012) or `NonFiniteStep` (ASYNC011)."""
-        try:
-            return pack(observation, self._row)
-        except NotFinite as error:
-            raise NonFiniteStep(
-                "An observation is NaN or infinite.",
-                fix="mend the environment (a diverged simulation?); nothing of this step was stored",
-            ) from error
-        except ValueError as error:
-            raise ObservationOffSpace(
-                f"An observation is off its space: {error}",
-                facts={"observation space": self.env.observation_space},
-                fix="in the environment: return what its observation_space says",
-            ) from error
 
 
 class _Masked(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import inspect
+import pkgutil
 import re
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ _EXTRAS = (
     ("atari", "ale_py", re.compile(r"^ALE/|NoFrameskip-|Deterministic-|\bale[-_]py\b", re.IGNORECASE)),
     ("mujoco", "mujoco", re.compile(r"mujoco", re.IGNORECASE)),
     ("box2d", "Box2D", re.compile(r"box2d", re.IGNORECASE)),
+    *(("multi-agent", name, re.compile(rf"^{name}\b")) for name in ("pettingzoo", "mpe2", "lbforaging")),
 )
 _LIBRARIES = (
     (r"MinAtar/", "minatar.gym", "minatar"),
@@ -32,6 +34,8 @@ _LIBRARIES = (
     (r"\w+BulletEnv-", "pybullet_envs_gymnasium", "pybullet-envs-gymnasium"),
     (r"Fetch|Hand[RM]|AdroitHand|FrankaKitchen|\w+Maze_", "gymnasium_robotics", "gymnasium-robotics"),
     (r"mo-|deep-sea-treasure", "mo_gymnasium", "mo-gymnasium"),
+    (r"Foraging-", "lbforaging", "lbforaging"),
+    (r"rware-", "rware", "rware"),
 )
 """Libraries whose environments are registered when their module is imported: beginning of the ids, module, package."""
 _LISTED = 5
@@ -56,8 +60,10 @@ def find(name: str, main_only: bool = False) -> GymnasiumSpec | Callable[..., An
     module, _, env_id = name.rpartition(":")
     imported = _imported(module, name) if module else None
     made = getattr(imported, env_id, None)
-    if imported is not None and made is None and env_id not in gymnasium.registry:
-        _register_by(imported)
+    if imported is not None and env_id not in gymnasium.registry:
+        made = _maker_of_agents(imported, env_id, made)
+        if made is None:
+            _register_by(imported)
     if env_id not in gymnasium.registry and _EXTRAS[0][2].search(env_id):
         _register_atari()
     if env_id.startswith("asyncrl/"):
@@ -117,6 +123,19 @@ def _of_library(env_id: str) -> str:
     return ""
 
 
+def _maker_of_agents(package: ModuleType, name: str, made: Any) -> Any:
+    """Return what makes the environment of a module of PettingZoo's form, `mpe2:simple_spread_v3`; else `made`.
+
+    Such a module has `parallel_env` or, where the agents take turns, only `env`.
+    """
+    if made is None and hasattr(package, "__path__") and name.isidentifier():
+        full = f"{package.__name__}.{name}"
+        made = importlib.import_module(full) if importlib.util.find_spec(full) is not None else None
+    if not isinstance(made, ModuleType):
+        return made
+    return getattr(made, "parallel_env", None) or getattr(made, "env", None)
+
+
 def _register_by(module: ModuleType) -> None:
     """Call `register_envs()` of a module that has one and registered nothing at import, as MinAtar's."""
     register = getattr(module, "register_envs", None)
@@ -138,9 +157,11 @@ def _module_lacks(name: str, module: ModuleType, wanted: str) -> UnknownEnvironm
 
 
 def _environments_of(module: ModuleType) -> list[str]:
-    """Return what `module:Name` may name: classes of environments, functions of the module, ids that it registers."""
+    """Return what `module:Name` may name: classes, functions and PettingZoo modules that make environments, ids."""
     own = [key for key, value in vars(module).items() if key[0] != "_" and _makes(value, module.__name__)]
-    return [*own, *_ids_of(module)]
+    inner = pkgutil.iter_modules(getattr(module, "__path__", ()))
+    of_agents = [found.name for found in inner if re.fullmatch(r"\w+_v\d+", found.name)]
+    return [*own, *of_agents, *_ids_of(module)]
 
 
 def _ids_of(module: ModuleType) -> list[str]:

@@ -98,7 +98,7 @@ def _made_again(source: EnvSource, env: Any, mode: str) -> gymnasium.Env[Any, An
 
     try:
         spec = (env.env if isinstance(env, PackedObservations) else env).spec
-        if spec is None:
+        if spec is None or hasattr(env, "agents_spec"):
             raise ValueError("it was not made by gymnasium.make")
         again: Any = packed(gymnasium.make(spec, render_mode=mode))
     except Exception as error:  # also that of a wrapper without a spec

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
     from gymnasium.vector import VectorEnv
 
+    from asyncrl.envs.agents import AgentsEnv
+
 
 EnvKind = Literal["id", "changed", "spec", "factory"]
 """Kind of source of an environment; see `EnvSource`."""
@@ -90,20 +92,31 @@ class EnvSource:
             )
         return cls(factory_name(env), "factory", pack_factory(env))
 
-    def changed(self, kwargs: Mapping[str, Any], wrappers: Sequence[Wrapper]) -> EnvSource:
+    def changed(
+        self,
+        kwargs: Mapping[str, Any],
+        wrappers: Sequence[Wrapper],
+        *,
+        agent_id: bool = False,
+        pad_spaces: bool = False,
+    ) -> EnvSource:
         """Return a source with keyword arguments for the constructor, and with wrappers, innermost first.
+
+        `agent_id` and `pad_spaces` are wrappers too (`asyncrl.envs.agents`), so that all who build the source see them.
 
         Raises:
             TypeError: a wrapper is neither a name nor callable.
             FactoryNotPicklable: a wrapper does not pickle (ASYNC001).
         """
+        chosen = {"PadSpaces": pad_spaces, "AgentId": agent_id}
+        wrappers = (*wrappers, *(f"asyncrl.envs.agents:{name}" for name, wanted in chosen.items() if wanted))
         if not kwargs and not wrappers:
             return self
         names = [name_of_wrapper(wrapper) for wrapper in wrappers]
         if self.kind == "id" and None not in names:
             payload = pack_changes(self.payload.decode(), kwargs, [name for name in names if name])
             return EnvSource(self.name, "changed", payload, self.main_only)
-        return EnvSource(self.name, "factory", pack_factory(ChangedFactory(self, kwargs, tuple(wrappers))))
+        return EnvSource(self.name, "factory", pack_factory(ChangedFactory(self, kwargs, wrappers)))
 
     @classmethod
     def _from_id(cls, env_id: str) -> EnvSource:
@@ -139,10 +152,10 @@ class EnvSource:
 
     def build(
         self, render_mode: str | None = None, training: bool = False
-    ) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
+    ) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any] | AgentsEnv:
         """Build one environment (or the factory's vector of them); called in the process that steps it.
 
-        Structured observations become rows (`asyncrl.envs.packing`).
+        Structured observations become rows (`asyncrl.envs.packing`), several agents arrays (`asyncrl.envs.agents`).
 
         Gymnasium's passive checker and order enforcement are disabled: `describe` has made their checks once, and an
         actor always resets first. The time limit remains.
@@ -155,26 +168,31 @@ class EnvSource:
             UnknownEnvironment: the id is unknown, or a package it needs is not installed (ASYNC006).
             EnvironmentNotBuilt: unpickling or the constructor failed, or its result is no environment (ASYNC004).
             OldGymAPI: it is an environment of the old gym (ASYNC013).
+            SpacesDoNotFit: it has several agents with different spaces (ASYNC005).
         """
         import gymnasium
         from gymnasium.error import DependencyNotInstalled
         from gymnasium.vector import VectorEnv
 
+        from asyncrl.envs.agents import agents_of
+        from asyncrl.envs.packing import packed
+
         try:
             env = _made(self._maker(training), render_mode, {})
+            agents = agents_of(self.name, env)
         except AsyncRLError:
             raise
         except DependencyNotInstalled as error:
             raise self._needs_package(error) from error
         except Exception as error:
             raise self._not_built(f"failed: {describe_error(error)}", traceback.format_exc()) from error
+        if agents is not None:
+            return agents
         if not isinstance(env, (gymnasium.Env, VectorEnv)):
             raise env_checks.not_an_environment(self.name, env)
-        from asyncrl.envs.packing import packed
-
         return packed(env)  # type: ignore[no-any-return]
 
-    def build_streams(self, num_envs: int) -> list[gymnasium.Env[Any, Any]] | VectorEnv[Any, Any, Any]:
+    def build_streams(self, num_envs: int) -> list[Any] | VectorEnv[Any, Any, Any]:
         """Build `num_envs` environments, or one vector of `num_envs`, for an actor.
 
         Raises:
@@ -184,7 +202,7 @@ class EnvSource:
         first = self.build(training=True)
         count = getattr(first, "num_envs", None)
         if count is None:
-            return [first, *(self.build(training=True) for _ in range(num_envs - 1))]  # type: ignore[list-item]
+            return [first, *(self.build(training=True) for _ in range(num_envs - 1))]
         if count != num_envs:
             raise ValueError(
                 f"envs_per_actor must be the {count} of the VectorEnv of {self.name}, got {num_envs}"

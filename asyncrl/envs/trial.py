@@ -33,7 +33,8 @@ class Trial:
         steps_per_second: steps per second of one environment (of all of a vector) in one process.
         steps: number of steps taken.
         episodes: number of episodes that ended.
-        length_mean, return_mean: their means, None if no episode ended; a reward that is not finite counts as 0.
+        length_mean, return_mean: their means, None if no episode ended; a reward that is not finite counts as 0. The
+            return of several agents is the sum of theirs.
         reward_low, reward_high: smallest and largest finite reward of a step; infinity and -infinity without one.
         autoreset: autoreset mode of a vector environment; "" for a single one, which the actor resets.
         problems: sentences about problems that do not prevent training.
@@ -133,12 +134,13 @@ class _Walk:
             before = time.perf_counter()
             obs, reward, terminated, truncated, _ = self.env.step(action)
             self.seconds += time.perf_counter() - before
-            rewards = np.ravel(np.asarray(reward, np.float64))
+            rewards = np.asarray(reward, np.float64).reshape(self.count, -1)  # of several agents a row
             self.steps += int(stepped.sum())
             lengths += stepped
-            totals += np.where(stepped & np.isfinite(rewards), rewards, 0.0)
+            totals += np.where(stepped[:, None] & np.isfinite(rewards), rewards, 0.0).sum(axis=1)
             self._check(obs, rewards[stepped])
-            ended = stepped & np.ravel(np.logical_or(terminated, truncated))
+            over = ~self.env.live.any() if self.spec.agents else np.logical_or(terminated, truncated)
+            ended = stepped & np.ravel(over)
             self.lengths += lengths[ended].tolist()
             self.returns += totals[ended].tolist()
             lengths[ended] = totals[ended] = 0
@@ -180,7 +182,7 @@ def _of_seeds(env: Any, spec: EnvSpec) -> list[str]:
         for _ in range(_COMPARED_STEPS):
             obs, _, terminated, truncated, _ = env.step(env_checks.random_action(env, spec, obs))
             seen.append(np.array(obs))
-            if np.any(terminated) or np.any(truncated):
+            if np.any(terminated) or np.any(truncated):  # also of one agent of several
                 break
         runs.append(seen)
     same = len(runs[0]) == len(runs[1]) and all(map(np.array_equal, *runs))

@@ -50,7 +50,7 @@ class AsyncClient:
         """See `Fuser`. Raises `PeerLost`."""
         sent, peers = self._sent, self._peers
         sent.head[0], sent.head[1] = self._version, finished
-        self._shared.tell(out=sent.told)
+        self._shared.take_message(out=sent.statistics)
         self._feedback.encode(self._deltas.between(self.base, snapshot, self._change), sent.body)
         self._finished = finished
         self._work = peers.begin_broadcast(sent.bytes, 1), peers.begin_broadcast(self._answer.bytes, 0)
@@ -65,7 +65,7 @@ class AsyncClient:
             self._peers.wait(work)
         answer, encoding = self._answer, self._encoding
         self._version, staleness = int(answer.head[0]), int(answer.head[1])
-        self._shared.hear(answer.told)
+        self._shared.merge(answer.statistics)
         if encoding.exact:
             encoding.decode(answer.body, self.base)
         else:

@@ -60,7 +60,7 @@ class AsyncServer:
         self.lost: dict[int, str] = {}
         self._weights, self._encoding, self._connect = weights, encoding, connect
         self._shared = shared
-        self._unheard = {rank: np.zeros(shared.size, np.float32) for rank in (0, *ranks)}
+        self._unsent = {rank: np.zeros(shared.size, np.float32) for rank in (0, *ranks)}
         self._base, self._delta = torch.empty(encoding.size), torch.empty(encoding.size)
         self._ending = False
         self._version = weights.copy(self._base)
@@ -86,7 +86,7 @@ class AsyncServer:
         self._version, staleness = self._weights.take(delta, self._version, self._base)
         self._count(staleness)
         self._ending = finished
-        self._shared.hear(self._pass_on(0, self._shared.tell()))
+        self._shared.merge(self._pass_on(0, self._shared.take_message()))
 
     def done(self) -> bool:
         """See `Fuser`."""
@@ -168,7 +168,7 @@ class AsyncServer:
             version, staleness = self._weights.take(delta, base, fused)
             self._count(staleness)
             message.head[0], message.head[1] = version, staleness
-            message.told[:] = self._pass_on(rank, message.told)
+            message.statistics[:] = self._pass_on(rank, message.statistics)
             encoding.encode(fused if encoding.exact else deltas.between(held, fused, delta), message.body)
             if not encoding.exact:
                 encoding.decode(message.body, delta)
@@ -178,16 +178,16 @@ class AsyncServer:
                 self._note(rank, None, finished=True)
                 return
 
-    def _pass_on(self, rank: int, told: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _pass_on(self, rank: int, statistics: NDArray[np.float32]) -> NDArray[np.float32]:
         """Store the statistics from `rank` for the other groups; returns theirs since the last message to `rank`."""
         if not self._shared.size:
-            return told
+            return statistics
         with self._changed:
-            for other, unheard in self._unheard.items():
+            for other, unsent in self._unsent.items():
                 if other != rank:
-                    self._unheard[other] = self._shared.merged(unheard, told)
-            heard, self._unheard[rank] = self._unheard[rank], np.zeros(self._shared.size, np.float32)
-            return heard
+                    self._unsent[other] = self._shared.merged(unsent, statistics)
+            collected, self._unsent[rank] = self._unsent[rank], np.zeros(self._shared.size, np.float32)
+            return collected
 
     def _note(self, rank: int, peers: Peers | None, cause: str = "", finished: bool = False) -> None:
         """Record that a group has connected (with `peers`), has finished, or was lost."""
@@ -201,7 +201,7 @@ class AsyncServer:
             elif peers is not None:
                 self._connections[rank] = peers
                 # It has just received rank 0's state.
-                self._unheard[rank] = np.zeros(self._shared.size, np.float32)
+                self._unsent[rank] = np.zeros(self._shared.size, np.float32)
             else:
                 self.lost[rank] = cause
             self._changed.notify_all()

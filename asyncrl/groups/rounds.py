@@ -97,8 +97,8 @@ class Rounds:
         self.peers, self.count, self._scaled = peers, 0, scaled
         self._encoding, self._tail = encoding, tail
         self._shared = shared if shared is not None and shared.size else None
-        told = self._shared.size if self._shared is not None else 0
-        ranks, columns, size = peers.size, _TAIL + tail + told, encoding.size
+        statistics = self._shared.size if self._shared is not None else 0
+        ranks, columns, size = peers.size, _TAIL + tail + statistics, encoding.size
         self._feedback = Feedback(encoding)
         self._sums = sums if sums is not None and encoding.exact else peers
         self._sum = torch.zeros(size + ranks * columns, device=self._sums.device)
@@ -108,7 +108,7 @@ class Rounds:
         self._cells: Any = memoryview(
             self._table.data
         )  # one number costs a tenth of what it costs through NumPy
-        self._told = tuple(self._table[:, _TAIL + tail :])
+        self._statistics = tuple(self._table[:, _TAIL + tail :])
         self._work: Any = None
         if not encoding.exact:
             length = 4 * columns + encoding.message_bytes
@@ -149,7 +149,7 @@ class Rounds:
         for column, value in enumerate(row):
             cells[rank, column] = value
         if self._shared is not None:
-            self._shared.tell(out=self._told[rank])
+            self._shared.take_message(out=self._statistics[rank])
         if not self._encoding.exact:
             self._begin_gather(vector)
             return
@@ -183,7 +183,7 @@ class Rounds:
         if self._shared is not None:
             for rank in ranks:
                 if rank != self.peers.rank:
-                    self._shared.hear(self._told[rank])
+                    self._shared.merge(self._statistics[rank])
         weight = sum(cells[rank, _WEIGHT] for rank in ranks)
         finished = all(cells[rank, _FINISHED] for rank in ranks)
         return Round(self.room, weight, finished, self._table, self._tail)

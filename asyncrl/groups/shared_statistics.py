@@ -31,19 +31,19 @@ class SharedStatistics:
         self._at = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
         self._values = int(ends[-1])
         self.size = 2 * self._values
-        self.tell()
+        self.take_message()
 
-    def tell(self, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+    def take_message(self, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """Write the message `[K]`, statistics of the data since the last call, into `out` or a new array; return it."""
         message = np.empty(self.size, np.float32) if out is None else out
-        self._pack([part.tell() for part in self._parts], message)
+        self._pack([part.take_message() for part in self._parts], message)
         return message
 
-    def hear(self, told: NDArray[np.float32]) -> None:
+    def merge(self, message: NDArray[np.float32]) -> None:
         """Merge another learner's message `[K]` into the statistics."""
-        values = self._unpacked(told)
+        values = self._unpacked(message)
         for part, at in zip(self._parts, self._at, strict=True):
-            part.hear(values[at])
+            part.merge(values[at])
 
     def merged(self, first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.float32]:
         """Merge two messages into a new one; any thread."""
@@ -53,15 +53,17 @@ class SharedStatistics:
         self._pack([part.merged(one[at], other[at]) for part, at in parts], message)
         return message
 
-    def _pack(self, told: Sequence[NDArray[np.float64]], out: NDArray[np.float32]) -> None:
-        if not told:
+    def _pack(self, values: Sequence[NDArray[np.float64]], out: NDArray[np.float32]) -> None:
+        if not values:
             return
-        values = told[0] if len(told) == 1 else np.concatenate(told)
+        joined = values[0] if len(values) == 1 else np.concatenate(values)
         high, low = out[: self._values], out[self._values :]
-        high[:] = values
+        high[:] = joined
         low.fill(0.0)
-        np.subtract(values, high, out=low, where=np.isfinite(high), casting="same_kind")
+        np.subtract(joined, high, out=low, where=np.isfinite(high), casting="same_kind")
 
-    def _unpacked(self, told: NDArray[np.float32]) -> NDArray[np.float64]:
-        result: NDArray[np.float64] = np.add(told[: self._values], told[self._values :], dtype=np.float64)
+    def _unpacked(self, message: NDArray[np.float32]) -> NDArray[np.float64]:
+        result: NDArray[np.float64] = np.add(
+            message[: self._values], message[self._values :], dtype=np.float64
+        )
         return result

@@ -24,7 +24,7 @@ Replay
 ------
 All quantities are environment steps or training samples, counted since the run began:
 
-    I    inserted steps (RESET rows are not steps)         sigma  target samples per insert
+    I    inserted steps (RESET rows are not steps)         sigma  target samples per insert, times N agents
     I0   learning_starts, steps before the first update    B      batch size
     s    samples trained on                                e      half width of the error band, in samples
 
@@ -84,6 +84,7 @@ class Balance(Pace):
         envs_per_actor: E.
         num_slots: slots of a ring; M is at most a sixteenth of it, so that most of the ring can be sampled.
         error_samples: e, or None for the minimum by (4) with M = 4 rows, but at least eight batches.
+        num_agents: samples that one step inserts.
         max_env_steps: maximum number of steps granted (rounded up to whole rows), or None.
 
     Attributes:
@@ -106,6 +107,7 @@ class Balance(Pace):
         envs_per_actor: int,
         num_slots: int,
         error_samples: float | None = None,
+        num_agents: int = 1,
         max_env_steps: int | None = None,
     ) -> None:
         if samples_per_insert is not None and not (0 < samples_per_insert < math.inf):
@@ -122,7 +124,7 @@ class Balance(Pace):
                 f"learning_starts must be at most half of the replay capacity of {capacity} steps, "
                 f"got {learning_starts}: the actors would stop before the learner may start"
             )
-        super().__init__(samples_per_insert, learning_starts, max_env_steps)
+        super().__init__(samples_per_insert, learning_starts, max_env_steps, num_agents)
         self._batch_size = batch_size
         self._begin = learning_starts
         self._num_actors = num_actors
@@ -144,7 +146,7 @@ class Balance(Pace):
         if error < needed:
             raise ValueError(
                 f"samples_per_insert_error must be at least {needed:g} samples, got {error:g}: with "
-                f"samples_per_insert={self._sigma:g}, batch_size={self._batch_size} and {self._num_actors} actors of "
+                f"samples_per_insert={self._target:g}, batch_size={self._batch_size} and {self._num_actors} actors of "
                 f"{self._envs} environments the learner would wait for the actors while they wait for the learner"
             )
         ahead = int((2 * error - self._batch_size) / row - 1) // self._num_actors

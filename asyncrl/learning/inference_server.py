@@ -200,10 +200,11 @@ def request_layout(policy: Policy, ring: RingLayout) -> RequestLayout:
     return RequestLayout(
         ring.num_envs,
         network.outputs,
-        parts=1 if ring.num_envs == 1 or spec.vector_envs is not None else 2,
+        parts=1 if ring.environments == 1 or spec.vector_envs is not None else 2,
         parameters=parameters.stop - parameters.start,
         stack=(k, *spec.observation_shape) if k > 1 else (),
         dtype=spec.observation_dtype,
+        num_agents=spec.num_agents,
     )
 
 

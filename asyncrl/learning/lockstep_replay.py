@@ -54,6 +54,7 @@ class LockstepBalance(Pace):
         learning_starts: I0.
         num_actors, envs_per_actor: N and E.
         rows: Q.
+        num_agents: samples that one step inserts.
         max_env_steps: number of steps at which no further quantum is begun, or None. A quantum that was begun is
             completed, so that a resumed run has the same quanta as an uninterrupted one.
     """
@@ -71,9 +72,10 @@ class LockstepBalance(Pace):
         num_actors: int,
         envs_per_actor: int,
         rows: int,
+        num_agents: int = 1,
         max_env_steps: int | None = None,
     ) -> None:
-        super().__init__(samples_per_insert, learning_starts, max_env_steps)
+        super().__init__(samples_per_insert, learning_starts, max_env_steps, num_agents)
         self._batch_size = batch_size
         self._streams = num_actors * envs_per_actor
         self.rows = rows
@@ -112,7 +114,8 @@ class LockstepReplayLoop(ReplayLoop):
             batch_size=batch_size,
             learning_starts=algorithm.learning_starts,
             num_actors=actors,
-            envs_per_actor=ring.num_envs,
+            envs_per_actor=ring.environments,
+            num_agents=ring.layout.spec.num_agents,
             rows=quantum_rows(
                 samples_per_insert=samples_per_insert,
                 batch_size=batch_size,

@@ -10,9 +10,7 @@ The algorithm's record holds the name (`Algorithm.update_loop`) and the options 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -22,8 +20,7 @@ from asyncrl.learning.lockstep_replay import LockstepReplayLoop
 from asyncrl.learning.mirror import ObservationMirror, make_mirror
 from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
 from asyncrl.learning.segment_loop import SegmentLoop
-from asyncrl.learning.update_loop import UpdateLoop, no_steps
-from asyncrl.learning.weight_snapshots import WeightSnapshots
+from asyncrl.learning.update_loop import RunOptions, UpdateLoop
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.replay import PrioritizedReplay
@@ -41,49 +38,32 @@ def make_loop(
     core: Any,
     rings: tuple[RingReader, ...],
     mailbox: WeightMailbox,
-    *,
-    wake: Callable[[int], None],
-    snapshots: WeightSnapshots,
-    max_env_steps: int | None = None,
-    other_steps: Callable[[], int] = no_steps,
-    dump_dir: Callable[[], Path | None] = lambda: None,
+    **run: Unpack[RunOptions],
 ) -> UpdateLoop:
     """Make the update loop that `algorithm.update_loop` names, over all rings.
 
     Args:
         algorithm: record of the algorithm, with the options that the loop reads.
-        config: options of the run; schedules run over its `total_steps`.
+        config: options of the run.
         spec: the environment.
         core: the algorithm's updater.
         rings: one ring of rows per actor.
         mailbox: mailbox to which weights are published.
-        wake: wakes the actor with the given index if it waits for a grant.
-        snapshots: queue of weights to evaluate.
-        max_env_steps: environment steps at which the run ends, or None.
-        other_steps: returns the steps of other groups that count towards schedules; learner's thread.
-        dump_dir: returns the directory for the batch of a diverged update, or None.
+        run: see `RunOptions`.
 
     Raises:
         ValueError: the pace would deadlock (see `Balance` and `SegmentBalance`).
     """
     rng = np.random.default_rng(np.random.SeedSequence(config.seed).spawn(1)[0])
-    common: dict[str, Any] = {
-        "wake": wake,
-        "snapshots": snapshots,
-        "total_steps": config.total_steps,
-        "max_env_steps": max_env_steps,
-        "other_steps": other_steps,
-        "dump_dir": dump_dir,
-    }
     if algorithm.update_loop == "segments":
         queue = SegmentQueue(rings, length=algorithm.segment_rows, frame_stack=algorithm.frame_stack)
         kept, per_batch = algorithm.kept_segments
         past = PastSegments(kept, per_batch, algorithm.max_staleness, rng) if kept else None
-        return SegmentLoop(algorithm, queue, core, mailbox, past=past, **common)
+        return SegmentLoop(algorithm, queue, core, mailbox, past=past, **run)
     replay, batch = _replay_of(algorithm, spec, rings, rng)
     mirror = mirror_of(algorithm, spec, core, replay)
     loop = LockstepReplayLoop if algorithm.exact else RelaxedReplayLoop
-    return loop(algorithm, replay, batch, core, mailbox, mirror=mirror, **common)
+    return loop(algorithm, replay, batch, core, mailbox, mirror=mirror, **run)
 
 
 def _replay_of(
@@ -91,7 +71,7 @@ def _replay_of(
 ) -> tuple[RingReplay[Any], Batch | SequenceBatch]:
     """Replay of transitions or sequences, and a batch for what it samples."""
     priorities = PriorityRules(algorithm.alpha, uniform=not algorithm.prioritized)
-    seen, fields = algorithm.seen(spec), algorithm.extra_fields(spec)
+    seen, fields = algorithm.stacked_spec(spec), algorithm.extra_fields(spec)
     if algorithm.update_loop == "sequences":
         shape = algorithm.sequence_shape
         replay = SequenceReplay(
@@ -118,6 +98,6 @@ def mirror_of(algorithm: Any, spec: EnvSpec, core: Any, replay: RingReplay[Any])
         replay,
         core.vector.parameters.device,
         algorithm.batch_size,
-        algorithm.seen(spec),
+        algorithm.stacked_spec(spec),
         algorithm.normalize_observations,
     )

@@ -11,9 +11,10 @@ class Pace:
     """Base of the balances: steps inserted, samples trained on, and the cursor between them. Learner thread only.
 
     Args:
-        samples_per_insert: sigma, or None for a free pace.
+        samples_per_insert: how often a sample is trained on, or None for a free pace.
         learning_starts: I0 in environment steps.
         max_env_steps: number of environment steps at which the run ends, or None.
+        num_agents: samples that one environment step inserts; sigma is `samples_per_insert` times this.
 
     Attributes:
         discipline: `replay`, or the discipline of segments or lockstep replay.
@@ -23,9 +24,14 @@ class Pace:
     STATE: tuple[str, ...] = ("_inserted", "_sampled")
 
     def __init__(
-        self, samples_per_insert: float | None, learning_starts: int, max_env_steps: int | None
+        self,
+        samples_per_insert: float | None,
+        learning_starts: int,
+        max_env_steps: int | None,
+        num_agents: int = 1,
     ) -> None:
-        self._sigma = samples_per_insert
+        self._target, self._num_agents = samples_per_insert, num_agents
+        self._sigma = None if samples_per_insert is None else samples_per_insert * num_agents
         self._start = self._learning_starts = learning_starts
         self._max_steps = UNLIMITED if max_env_steps is None else max_env_steps
         self._inserted = self._sampled = 0
@@ -54,15 +60,15 @@ class Pace:
 
     @property
     def achieved(self) -> float:
-        """Samples per step inserted after `learning_starts`; 0 before the first."""
-        since_start = self._inserted - self._start
+        """Samples per agent and step inserted after `learning_starts`; 0 before the first."""
+        since_start = (self._inserted - self._start) * self._num_agents
         return self._sampled / since_start if since_start > 0 else 0.0
 
     def statistics(self) -> Metrics:
         """Present numbers by public name."""
         return {
             "async/samples_per_insert": self.achieved,
-            "async/samples_per_insert_target": self._sigma,
+            "async/samples_per_insert_target": self._target,
             "received_steps": self._inserted,
             "consumed_samples": self._sampled,
         }

@@ -33,7 +33,8 @@ class RelaxedReplayLoop(ReplayLoop):
             batch_size=self._batch.reward.size,
             learning_starts=algorithm.learning_starts,
             num_actors=len(self._replay.rings),
-            envs_per_actor=ring.num_envs,
+            envs_per_actor=ring.environments,
+            num_agents=ring.layout.spec.num_agents,
             num_slots=ring.num_slots,
             error_samples=algorithm.samples_per_insert_error,
             max_env_steps=max_env_steps,
@@ -71,7 +72,7 @@ class RelaxedReplayLoop(ReplayLoop):
         It is at most half of the ring's grant ahead, because an actor without a grant writes no row and sends no wake.
         """
         steps = self.pace.steps_wanted(self.pace.updates_worth_waking)
-        wanted = math.ceil(steps / (self.rings[0].num_envs * len(self.rings)))
+        wanted = math.ceil(steps / (self.rings[0].environments * len(self.rings)))
         ahead = np.minimum(wanted, (self._granted - self._positions) // 2)
         return [int(p) for p in self._positions + np.maximum(1, ahead)]
 

@@ -3,29 +3,64 @@
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.interfaces import Batch, SequenceBatch
-from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
+from asyncrl.learning.divergence import DeviceFull, out_of_gpu_memory
+from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.mirror import ObservationMirror
-from asyncrl.learning.pace import Pace
-from asyncrl.learning.policy_lag import PolicyLagMeter
 from asyncrl.learning.staleness import StalenessMeter
-from asyncrl.learning.update_loop import Priorities, UpdateLoop, no_steps
-from asyncrl.learning.weight_snapshots import WeightSnapshots
+from asyncrl.learning.update_loop import Priorities, RunOptions, UpdateLoop
 from asyncrl.networks.flat_vector import Drawn, FlatVector
 from asyncrl.protocols import ReplayUpdater, SequenceUpdater
 from asyncrl.replay.replay_state import priorities_of, restore_empty_replay, restore_replay
 from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.saved_state import generator_state, restore, restore_generator, saved
+from asyncrl.shm.ring import RingReader
 from asyncrl.shm.weights import WeightMailbox
+
+
+class PolicyLagMeter(Histogram):
+    """Distribution of the policy lag over environment steps; learner thread only.
+
+        lag of a step = u - u_i      u: updates made when the step is received,
+                                     u_i: updates when the weights that acted were published
+
+    It is measured once per environment step, when the step is received. So policy lag is the age of the acting policy,
+    whereas staleness is the age of the samples trained on, which is large in a replay by design.
+
+    Args:
+        rings: rings whose rows are received.
+    """
+
+    STATE = (*Histogram.STATE, "_seen")
+
+    def __init__(self, rings: Sequence[RingReader]) -> None:
+        super().__init__("async/policy_lag")
+        self._rings = tuple(rings)
+        self._seen = np.zeros(len(self._rings), np.int64)
+
+    def receive(self, published: NDArray[np.int64], updates: int) -> None:
+        """Count the rows published since the last call, each for its E steps.
+
+        Args:
+            published: int64 `[N]`, number of rows of each ring received so far.
+            updates: u.
+        """
+        if not np.count_nonzero(published != self._seen):
+            return
+        for ring, start, stop in zip(self._rings, self._seen.tolist(), published.tolist(), strict=True):
+            slots = ring.num_slots
+            first, end = start & (slots - 1), stop - start + (start & (slots - 1))
+            for rows in (slice(first, min(end, slots)), slice(0, max(0, end - slots))):
+                if rows.stop > rows.start:
+                    self.add(updates, ring.policy_updates[rows], ring.num_envs)
+        self._seen[:] = published
 
 
 class ReplayLoop(UpdateLoop):
@@ -37,13 +72,8 @@ class ReplayLoop(UpdateLoop):
         batch: arrays into which batches are gathered.
         core: network, optimiser and loss.
         mailbox: mailbox for published weights.
-        wake: called with the index of a waiting actor that was granted rows.
-        snapshots: queue of weights to evaluate.
-        total_steps: environment steps over which schedules run, or None.
-        max_env_steps: environment steps at which the run ends, or None.
-        other_steps: returns the steps of other groups that count towards `total_steps`; learner's thread.
-        dump_dir: returns the directory for the batch of a diverged update, or None.
         mirror: observations on the learner's device; None if batches are gathered on the CPU.
+        run: see `RunOptions`.
 
     Raises:
         ValueError: the pace would deadlock (see `Balance`).
@@ -61,30 +91,21 @@ class ReplayLoop(UpdateLoop):
         core: ReplayUpdater | SequenceUpdater,
         mailbox: WeightMailbox,
         *,
-        wake: Callable[[int], None],
-        snapshots: WeightSnapshots,
-        total_steps: int | None = None,
-        max_env_steps: int | None = None,
-        other_steps: Callable[[], int] = no_steps,
-        dump_dir: Callable[[], Path | None] = lambda: None,
         mirror: ObservationMirror | None = None,
+        **run: Unpack[RunOptions],
     ) -> None:
         self._algorithm, self._replay, self._mirror = algorithm, replay, mirror
         self._batch: Any = batch  # of the type used by replay and core
-        self._total_steps, self._other_steps = total_steps, other_steps
         super().__init__(
             core,
             replay,
             mailbox,
-            pace=self._make_pace(max_env_steps),
             staleness=StalenessMeter(
                 algorithm.staleness_correction, algorithm.staleness_rate, algorithm.max_staleness
             ),
             policy_lag=PolicyLagMeter(replay.rings),
-            divergence=Divergence(dump_dir, self._batch_arrays),
             interval=None if algorithm.exact else algorithm.publish_interval,
-            wake=wake,
-            snapshots=snapshots,
+            **run,
         )
         self._vector: FlatVector | None = getattr(core, "vector", None)
         self._positions = np.zeros(len(self.rings), np.int64)
@@ -99,14 +120,10 @@ class ReplayLoop(UpdateLoop):
         if self._mirror is not None:
             self._mirror.close()
 
-    @abstractmethod
-    def _make_pace(self, max_env_steps: int | None) -> Pace:
-        """Balance of the discipline for the algorithm's options and the rings of the replay."""
-
     @property
     def stored_steps(self) -> int:
         """See `UpdateLoop`."""
-        return self._replay.stored_steps
+        return self._replay.stored_steps // self.rings[0].layout.spec.num_agents
 
     @property
     def discarded_steps(self) -> int:
@@ -160,18 +177,14 @@ class ReplayLoop(UpdateLoop):
         return self._replay.sampleable > 0
 
     def _beta(self) -> float:
-        algorithm = self._algorithm
-        return algorithm.beta_start + self._progress() * (algorithm.beta_end - algorithm.beta_start)
-
-    def _progress(self) -> float:
-        total = self._total_steps
-        return min(1.0, (self.inserted_steps + self._other_steps()) / total) if total else 0.0
+        algorithm, progress = self._algorithm, self._progress_at(self.inserted_steps)
+        return algorithm.beta_start + progress * (algorithm.beta_end - algorithm.beta_start)
 
     def _update(self, beta: float) -> None:
         """Make one update; publish if `publish_interval` updates are unpublished."""
         started = time.perf_counter()
         batch = self._batch
-        batch.progress = self._progress()
+        batch.progress = self._progress_at(self.inserted_steps)
         self._replay.sample(batch, beta)
         if self._vector is not None and self._vector.on_step is not None:
             self._vector.drawn = Drawn(*self._replay.drawn(batch, beta))

@@ -29,16 +29,16 @@ def ring_layout(config: TrainerConfig, algorithm: Any, spec: EnvSpec) -> RingLay
 
 
 def replay_layout(config: TrainerConfig, algorithm: OffPolicy, spec: EnvSpec) -> RingLayout:
-    """Layout of a ring that is the replay: the capacity divided among all streams, rounded up to a power of two.
+    """Layout of a ring that is the replay: the capacity divided among all environments, rounded up to a power of two.
 
     Raises:
         ReplayTooLarge: all rings together need more memory than is free (ASYNC010).
     """
-    streams = config.actors * config.envs_per_actor
+    environments = config.actors * config.envs_per_actor
     rows = max(
         32,
         4 * (algorithm.sample_rows + algorithm.frame_stack - 1),
-        math.ceil(algorithm.replay_capacity / streams),
+        math.ceil(algorithm.replay_capacity / environments),
     )
     layout = _layout(config, spec, rows, algorithm.extra_fields(spec))
     what = f"replay_capacity of {algorithm.replay_capacity:,} steps is larger than memory"
@@ -69,7 +69,7 @@ def _layout(
     config: TrainerConfig, spec: EnvSpec, rows: int, extra_fields: tuple[FieldSpec, ...], padding: int = 0
 ) -> RingLayout:
     return RingLayout(
-        num_envs=config.envs_per_actor,
+        num_envs=config.envs_per_actor * spec.num_agents,
         num_slots=1 << (rows - 1).bit_length(),
         spec=spec,
         extra_fields=extra_fields,
@@ -82,8 +82,8 @@ def _fitting(config: TrainerConfig, layout: RingLayout, what: str, fix: str) -> 
     needed, available = config.actors * bytes_needed(layout.arrays()), available_bytes()
     if needed <= available:
         return layout
-    step_bytes = layout.bytes_per_row() / layout.num_envs
-    rings = f"{config.actors} rings of {layout.num_slots * layout.num_envs:,} steps"
+    step_bytes = layout.bytes_per_row() / layout.environments
+    rings = f"{config.actors} rings of {layout.num_slots * layout.environments:,} steps"
     raise ReplayTooLarge(
         what,
         facts={

@@ -72,12 +72,14 @@ class SegmentShape:
         envs_per_actor: E.
         length: T, rows of a segment.
         num_slots: S, slots of a ring.
+        num_agents: samples that one step inserts.
     """
 
     num_rings: int
     envs_per_actor: int
     length: int
     num_slots: int
+    num_agents: int = 1
 
 
 class SegmentBalance(Pace):
@@ -122,7 +124,7 @@ class SegmentBalance(Pace):
                 f"segments_per_batch must be the number of actors, {shape.num_rings}, with discipline={discipline!r}, "
                 f"got {segments_per_batch}: such a batch is one segment of every actor"
             )
-        super().__init__(float(samples_per_insert), 0, max_env_steps)
+        super().__init__(float(samples_per_insert), 0, max_env_steps, shape.num_agents)
         self._room = _room(shape, segments_per_batch)
         self.discipline = discipline
         self._rings, self._length, self._batch = shape.num_rings, shape.length, segments_per_batch

@@ -15,21 +15,20 @@ release.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncrl.algorithms.on_policy import OnPolicy
 from asyncrl.errors import GPUOutOfMemory
 from asyncrl.interfaces import Segment
-from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
+from asyncrl.learning.divergence import DeviceFull, out_of_gpu_memory
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.segment_balance import SegmentBalance, SegmentShape
 from asyncrl.learning.staleness import StalenessMeter
-from asyncrl.learning.update_loop import TICK_SECONDS, Priorities, UpdateLoop, no_steps
-from asyncrl.learning.weight_snapshots import WeightSnapshots
+from asyncrl.learning.update_loop import TICK_SECONDS, Priorities, RunOptions, UpdateLoop
 from asyncrl.protocols import SegmentUpdater
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.replay_state import restore_queue
@@ -46,13 +45,8 @@ class SegmentLoop(UpdateLoop):
         queue: complete segments.
         core: network, optimiser and loss.
         mailbox: mailbox for published weights.
-        wake: called with the index of a waiting actor that was granted rows.
-        snapshots: queue of weights to evaluate.
-        total_steps: environment steps over which schedules run, or None.
-        max_env_steps: environment steps at which the run ends, or None.
-        other_steps: returns the steps of other groups that count towards `total_steps`; learner's thread.
-        dump_dir: returns the directory for the batch of a diverged update, or None.
         past: replay of past segments that are mixed into batches, or None.
+        run: see `RunOptions`.
 
     Raises:
         ValueError: the pace would deadlock (see `SegmentBalance`).
@@ -69,13 +63,8 @@ class SegmentLoop(UpdateLoop):
         core: SegmentUpdater,
         mailbox: WeightMailbox,
         *,
-        wake: Callable[[int], None],
-        snapshots: WeightSnapshots,
-        total_steps: int | None = None,
-        max_env_steps: int | None = None,
-        other_steps: Callable[[], int] = no_steps,
-        dump_dir: Callable[[], Path | None] = lambda: None,
         past: PastSegments | None = None,
+        **run: Unpack[RunOptions],
     ) -> None:
         self._algorithm, self._queue, self._past = algorithm, queue, past
         self._per_batch = algorithm.segments_per_batch or len(queue.rings)
@@ -83,17 +72,13 @@ class SegmentLoop(UpdateLoop):
             core,
             queue,
             mailbox,
-            pace=self._make_pace(max_env_steps),
             staleness=StalenessMeter(
                 algorithm.row_correction, algorithm.staleness_rate, algorithm.max_staleness, unit="versions"
             ),
             policy_lag=Histogram("async/policy_lag"),
-            divergence=Divergence(dump_dir, core.batch),
             interval=None,
-            wake=wake,
-            snapshots=snapshots,
+            **run,
         )
-        self._total_steps, self._other_steps = total_steps, other_steps
         self._learning = False
         self._trained_steps = 0
         self._samples = 0
@@ -109,13 +94,22 @@ class SegmentLoop(UpdateLoop):
         kept, past_per_batch = algorithm.kept_segments
         past_per_batch = past_per_batch if kept else 0
         return SegmentBalance(
-            SegmentShape(len(self._queue.rings), ring.num_envs, self._queue.length, ring.num_slots),
+            SegmentShape(
+                len(self._queue.rings),
+                ring.environments,
+                self._queue.length,
+                ring.num_slots,
+                ring.layout.spec.num_agents,
+            ),
             discipline=algorithm.discipline,
             segments_per_batch=self._per_batch,
             queue_batches=algorithm.queue_batches,
             samples_per_insert=algorithm.samples_per_insert * (1 + past_per_batch / self._per_batch),
             max_env_steps=max_env_steps,
         )
+
+    def _batch_arrays(self) -> Mapping[str, NDArray[Any]]:
+        return self.core.batch()
 
     def prepare(self) -> None:
         """Publish the first weights and grant the first segments."""
@@ -131,7 +125,7 @@ class SegmentLoop(UpdateLoop):
             self.inserted_steps += inserted
             self.pace.inserted(inserted)
             self._grant()
-        if not self._learning and not self._begin() and not self._again():
+        if not self._learning and not self._begin() and not self._reuse():
             return False
         self._steps()
         return True
@@ -148,7 +142,7 @@ class SegmentLoop(UpdateLoop):
     @property
     def stored_steps(self) -> int:
         """See `UpdateLoop`."""
-        rows = self._queue.length * self.rings[0].num_envs
+        rows = self._queue.length * self.rings[0].environments
         return (self._queue.ready + len(self._taken)) * rows
 
     @property
@@ -225,10 +219,8 @@ class SegmentLoop(UpdateLoop):
         steps = sum(segment.steps for segment in segments)
         self.pace.received(steps)
         self._trained_steps += steps
-        total, done = self._total_steps, self._trained_steps - steps + self._other_steps()
-        progress = min(1.0, done / total) if total else 0.0
         try:
-            self.core.begin(batch, progress)
+            self.core.begin(batch, self._progress_at(self._trained_steps - steps))
         except DeviceFull as error:
             raise _memory_error(error, self._per_batch, self._queue.length) from error
         if self._past is not None:
@@ -262,14 +254,14 @@ class SegmentLoop(UpdateLoop):
         if self._algorithm.discipline == "synchronous":
             self._release(self._empty_taken())
 
-    def _again(self) -> bool:
+    def _reuse(self) -> bool:
         """Begin another pass over the last batch in place of waiting, if the algorithm allows one."""
         if (
             self._algorithm.discipline != "relaxed"
             or self.updates == 0
             or self.finished()
             or self._copy_due(self._trained_steps)
-            or not self.core.again()
+            or not self.core.reuse()
         ):
             return False
         self._learning = True

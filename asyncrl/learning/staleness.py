@@ -5,7 +5,7 @@
 
 Both are measured at each use of a sample, for every algorithm. The bound `max_staleness` and the correction are in
 updates for replay algorithms, and in versions for segment algorithms, which publish once per iteration. (Policy lag is
-another quantity: the age of the acting weights when a step is *received*; see `policy_lag.py`.)
+another quantity: the age of the acting weights when a step is *received*; see `replay_loop.PolicyLagMeter`.)
 
 The correction is a factor on the item's loss, in addition to the importance weight of prioritized replay, with
 staleness s and rate a:

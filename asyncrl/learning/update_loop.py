@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,28 @@ def no_steps() -> int:
     return 0
 
 
+def no_directory() -> Path | None:
+    """Directory of a run that keeps nothing."""
+    return None
+
+
+class RunOptions(TypedDict):
+    """Arguments of every update loop that concern the run, not the algorithm."""
+
+    wake: Callable[[int], None]
+    """Called with the index of a waiting actor that was granted rows."""
+    snapshots: WeightSnapshots
+    """Queue of weights to evaluate."""
+    total_steps: NotRequired[int | None]
+    """Environment steps over which schedules run, or None."""
+    max_env_steps: NotRequired[int | None]
+    """Environment steps at which the run ends, or None."""
+    other_steps: NotRequired[Callable[[], int]]
+    """Returns the steps of other groups that count towards `total_steps`; learner's thread."""
+    dump_dir: NotRequired[Callable[[], Path | None]]
+    """Returns the directory for the batch of a diverged update, or None."""
+
+
 class UpdateLoop(ABC):
     """Loop that turns rows into updates. Created on any thread; used on the learner's only, except for both counters.
 
@@ -43,16 +66,15 @@ class UpdateLoop(ABC):
         core: network, optimiser and loss.
         source: reads and grants the rows.
         mailbox: mailbox for published weights.
-        pace: balance of production and consumption.
         staleness: meter and correction of the staleness of the samples used.
         policy_lag: histogram of the policy lag of the steps received.
-        divergence: checks the loss.
         interval: updates between two publications, see `Publisher`.
-        wake: called with the index of a waiting actor that was granted rows.
-        snapshots: queue of weights to evaluate.
+        wake, snapshots, total_steps, max_env_steps, other_steps, dump_dir: see `RunOptions`.
 
     Attributes:
-        core, pace, staleness, policy_lag, divergence: see above.
+        core, staleness, policy_lag: see above.
+        pace: balance of production and consumption.
+        divergence: checks the loss.
         rings: source of the rows.
         publisher: publishes the weights.
         polls_while_dense: whether the learner polls every millisecond in place of arming the doorbell while traffic is
@@ -69,28 +91,45 @@ class UpdateLoop(ABC):
         source: RingReplay[Any] | SegmentQueue,
         mailbox: WeightMailbox,
         *,
-        pace: Pace,
         staleness: StalenessMeter,
         policy_lag: Histogram,
-        divergence: Divergence,
         interval: int | Literal["auto"] | None,
         wake: Callable[[int], None],
         snapshots: WeightSnapshots,
+        total_steps: int | None = None,
+        max_env_steps: int | None = None,
+        other_steps: Callable[[], int] = no_steps,
+        dump_dir: Callable[[], Path | None] = no_directory,
     ) -> None:
         self.core = core
         self.rings = source.rings
-        self.pace, self.staleness, self.policy_lag = pace, staleness, policy_lag
-        self.divergence = divergence
+        self.pace = self._make_pace(max_env_steps)
+        self.staleness, self.policy_lag = staleness, policy_lag
+        self.divergence = divergence = Divergence(dump_dir, self._batch_arrays)
         self.publisher = Publisher(core, mailbox, lambda what: divergence.error(what, self.updates), interval)
         self.inserted_steps = 0
         self._source, self._wake, self._snapshots = source, wake, snapshots
+        self._total_steps, self._other_steps = total_steps, other_steps
         self._granted = np.zeros(len(self.rings), np.int64)
         self._given_up = [False] * len(self.rings)
+
+    @abstractmethod
+    def _make_pace(self, max_env_steps: int | None) -> Pace:
+        """Balance for the algorithm's options and the rings; called by the constructor."""
+
+    @abstractmethod
+    def _batch_arrays(self) -> Mapping[str, NDArray[Any]]:
+        """Arrays of the present batch, which are saved after a divergence."""
 
     @property
     def updates(self) -> int:
         """Gradient steps so far."""
         return self.publisher.updates
+
+    def _progress_at(self, env_steps: int) -> float:
+        """Fraction of the run's steps done after `env_steps` of this group; 0 if the run has no limit."""
+        total = self._total_steps
+        return min(1.0, (env_steps + self._other_steps()) / total) if total else 0.0
 
     def prepare(self) -> None:
         """Publish the first weights, for which the actors wait; called once, before the first tick."""
@@ -134,7 +173,7 @@ class UpdateLoop(ABC):
             **self.staleness.statistics(),
             **self.policy_lag.statistics(reset=True),
             "replay_steps": self.stored_steps,
-            "replay_capacity": sum(ring.num_slots * ring.num_envs for ring in self.rings),
+            "replay_capacity": sum(ring.num_slots * ring.environments for ring in self.rings),
             "discarded_steps": self.discarded_steps,
             "discarded_fraction": self.discarded_steps / max(1, self.inserted_steps),
         }

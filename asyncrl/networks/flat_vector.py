@@ -25,11 +25,11 @@ class Shareable(Protocol):
     @property
     def size(self) -> int: ...  # noqa: D102
 
-    def tell(self) -> NDArray[np.float64]:
+    def take_message(self) -> NDArray[np.float64]:
         """Return the message `[N]`: statistics of the data since the last call; of no data at the first call."""
         ...
 
-    def hear(self, told: NDArray[np.float64]) -> None:
+    def merge(self, message: NDArray[np.float64]) -> None:
         """Merge another learner's message into the statistics."""
         ...
 

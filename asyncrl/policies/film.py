@@ -54,7 +54,7 @@ def film(policy: PortablePolicy, episodes: int, max_seconds: float, seed: int = 
     """
     with tempfile.TemporaryDirectory() as folder:
         require_video(Path(folder) / "episode.mp4")
-        env = policy.make_env("rgb_array")
+        env = policy.built_env("rgb_array")
         try:
             end, best = time.monotonic() + max_seconds, None
             for number in range(episodes):

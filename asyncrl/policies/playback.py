@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+
+from asyncrl.acting.frames import FrameStacks
 from asyncrl.actors.episodes import EPISODE_STEPS
 from asyncrl.errors import AsyncRLError, EnvironmentRaised, error_text
 from asyncrl.policies.portable_policy import PortablePolicy
@@ -17,11 +20,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PlayedEpisode:
-    """One episode: undiscounted return, steps, and whether the step limit `EPISODE_STEPS` cut it."""
+    """One episode: undiscounted return, steps, whether the step limit `EPISODE_STEPS` cut it, and the agents' returns.
+
+    The return of several agents is the sum of theirs, which `agent_returns` has by name; it is empty for one agent.
+    """
 
     return_sum: float
     length: int
     cut: bool
+    agent_returns: dict[str, float] = field(default_factory=dict)
 
 
 def play(
@@ -31,7 +38,7 @@ def play(
 
     Args:
         policy: acts.
-        env: one gymnasium environment; not closed.
+        env: one environment of `PortablePolicy.built_env`; not closed.
         episodes: number of episodes.
         seed: seed of the first reset; later resets have none.
         on_frame: called after every reset and step.
@@ -39,6 +46,10 @@ def play(
     Raises:
         EnvironmentRaised: the environment raised an exception (ASYNC002).
     """
+    if policy.spec.agents:
+        for episode in range(episodes):
+            yield _agents_episode(policy, env, None if episode else seed, on_frame)
+        return
     for episode in range(episodes):
         obs, _ = _asked(policy, "reset", partial(env.reset, seed=None if episode else seed))
         on_frame()
@@ -49,6 +60,29 @@ def play(
             on_frame()
             total, length, over = total + float(reward), length + 1, terminated or truncated
         yield PlayedEpisode(total, length, not over)
+
+
+def _agents_episode(
+    policy: PortablePolicy, env: Any, seed: int | None, on_frame: Callable[[], None]
+) -> PlayedEpisode:
+    """Play one greedy episode of several agents; see `play`."""
+    spec = policy.spec
+    obs, _ = _asked(policy, "reset", partial(env.reset, seed=seed))
+    on_frame()
+    stacks = FrameStacks(
+        spec.num_agents, policy.policy.frame_stack, spec.observation_shape, spec.observation_dtype
+    )
+    stacks.begin(slice(None), obs)
+    returns, length, state = np.zeros(spec.num_agents), 0, None
+    while env.live.any() and length < EPISODE_STEPS:
+        actions, state = policy.predict(stacks.array, state if policy.recurrent else None)
+        obs, rewards, *_ = _asked(policy, "step", partial(env.step, actions))
+        on_frame()
+        stacks.push(slice(None), obs)
+        returns, length = returns + rewards, length + 1
+    names = (agent.name for agent in spec.agents)
+    cut = bool(env.live.any())
+    return PlayedEpisode(float(returns.sum()), length, cut, dict(zip(names, returns.tolist(), strict=True)))
 
 
 def show(policy: PortablePolicy, env: Any, put: Callable[[Any], None]) -> None:

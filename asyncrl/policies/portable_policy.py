@@ -99,7 +99,8 @@ class PortablePolicy(TrainedPolicy):
         the file's author: call this only for files that you trust.
 
         If the policy sees stacks of frames, the environment is wrapped in gymnasium's `FrameStackObservation`, so that
-        `predict` accepts its observations.
+        `predict` accepts its observations. Of several agents it is the environment with PettingZoo's parallel API,
+        unwrapped; `predict` makes stacks where it is called with a state.
 
         Args:
             render_mode: gymnasium's render mode, such as `"human"` or `"rgb_array"`.
@@ -107,8 +108,13 @@ class PortablePolicy(TrainedPolicy):
         Raises:
             AsyncRLError: the environment cannot be built (ASYNC004, ASYNC006), or not with this render mode.
         """
+        env = self.built_env(render_mode)
+        return env.parallel if self.spec.agents else env
+
+    def built_env(self, render_mode: str | None = None) -> Any:
+        """Make the environment as actors have it, several agents as arrays (`asyncrl.envs.agents.AgentsEnv`)."""
         env = self.source.build() if render_mode is None else build_rendering(self.source, render_mode)
-        return with_frame_stack(env, self.policy.frame_stack)
+        return env if self.spec.agents else with_frame_stack(env, self.policy.frame_stack)
 
     def describe(self, path: Path | None = None) -> str:
         """One line: algorithm, environment, steps, evaluation; begins with `best` or `latest` if `path` is named so."""

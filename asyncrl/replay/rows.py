@@ -38,6 +38,7 @@ from asyncrl.replay.tables import (
     INSERTED,
     LENGTH,
     MIN_UPDATES,
+    NUM_AGENTS,
     NUM_ENVS,
     NUM_SLOTS,
     PERIOD,
@@ -72,8 +73,25 @@ def poll(rings: Words, ring: int, slots: int) -> int:
 
 
 @inlined
+def _count_steps_of_agents(rings: Words, state: Words, ring: int, start: int, stop: int) -> int:
+    """`count_steps` for environments of several agents: rows in which at least one of them acted."""
+    slots, streams, agents = state[NUM_SLOTS], state[NUM_ENVS], state[NUM_AGENTS]
+    flags = uint8s(rings[ring, FLAGS], slots * streams)
+    steps = 0
+    for first in range(0, streams, agents):
+        for row in range(start, stop):
+            acted = False
+            for stream in range(first, first + agents):
+                acted |= flags[np.uintp(stream * slots + (row & (slots - 1)))] & RESET == 0
+            steps += int(acted)
+    return steps
+
+
+@inlined
 def count_steps(rings: Words, state: Words, ring: int, start: int, stop: int) -> int:
-    """Env-steps in the rows `start .. stop - 1`, RESET rows excluded."""
+    """Env-steps in the rows `start .. stop - 1`, RESET rows excluded; see `interfaces.environment_steps`."""
+    if state[NUM_AGENTS] > 1:
+        return _count_steps_of_agents(rings, state, ring, start, stop)
     slots, envs = state[NUM_SLOTS], state[NUM_ENVS]
     flags = uint8s(rings[ring, FLAGS], slots * envs)
     steps = 0

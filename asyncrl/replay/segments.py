@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import RingCorrupt
-from asyncrl.interfaces import RESET, Segment
+from asyncrl.interfaces import Segment, environment_steps
 from asyncrl.replay.segment_stacks import SegmentStacks
 from asyncrl.shm import RingReader
 
@@ -56,6 +56,7 @@ class SegmentQueue:
         spec = layout.spec
         shape = frame_stack, layout.num_envs, spec.observation_shape, spec.observation_dtype
         self._stacks = [SegmentStacks(*shape) for _ in rings] if frame_stack > 1 else []
+        self._num_agents = spec.num_agents
         self._seen = np.zeros(len(rings), np.int64)
         # Rows that are complete, taken, released; multiples of T.
         self._complete, self._taken, self._released = (np.zeros(len(rings), np.int64) for _ in range(3))
@@ -107,7 +108,7 @@ class SegmentQueue:
         first = int(self._complete[ring])
         flags = self._rows(self.rings[ring].flags, first)
         self._complete[ring] += self.length
-        return int(np.count_nonzero((flags & RESET) == 0))
+        return environment_steps(flags, self._num_agents)
 
     @property
     def ready(self) -> int:
@@ -163,6 +164,7 @@ class SegmentQueue:
             extras={name: self._rows(values, first) for name, values in ring.extras.items()},
             weight=np.ones(self.length, np.float32),
             staleness=np.zeros(self.length, np.int64),
+            num_agents=self._num_agents,
         )
 
     def _rows(self, array: NDArray[Any], first: int) -> NDArray[Any]:

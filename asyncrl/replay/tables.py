@@ -55,9 +55,9 @@ GAMMA, ALPHA, EPSILON, FIRST, PRESENT, PREVIOUS = range(6)
 # Words of `state`: constants, then counters, then the bytes of each extra field. AHEAD is `SequenceShape.ahead`,
 # RETURNS the address of the stored returns (see `gather.py`).
 TREE_BITS, ENV_BITS, NUM_ENVS, NUM_SLOTS, N_STEP, STACK, OBS_BYTES, ACTION_BYTES, NUM_EXTRAS = range(9)
-BURN_IN, LENGTH, PERIOD, AHEAD, RETURNS = range(9, 14)
-MIN_UPDATES, SAMPLEABLE, INSERTED, SAMPLED, RETIRED, DISCARDED, IGNORED = range(14, 21)
-WINDOW, CALLS, EXTRA_BYTES = range(21, 24)
+BURN_IN, LENGTH, PERIOD, AHEAD, RETURNS, NUM_AGENTS = range(9, 15)
+MIN_UPDATES, SAMPLEABLE, INSERTED, SAMPLED, RETIRED, DISCARDED, IGNORED = range(15, 22)
+WINDOW, CALLS, EXTRA_BYTES = range(22, 25)
 
 # Words of `batch`.
 (
@@ -198,6 +198,7 @@ def state_table(
     state[N_STEP], state[STACK], state[WINDOW] = shape.n_step, stack, window
     state[BURN_IN], state[LENGTH] = shape.burn_in, shape.length
     state[PERIOD], state[AHEAD] = shape.period, shape.ahead
+    state[NUM_AGENTS] = ring.layout.spec.num_agents
     state[OBS_BYTES], state[ACTION_BYTES] = ring.obs.nbytes // steps, ring.action.nbytes // steps
     state[NUM_EXTRAS] = len(ring.extras)
     state[EXTRA_BYTES:] = [a.nbytes // steps for a in ring.extras.values()]

@@ -310,7 +310,11 @@ class EvaluationSchedule:
 
     async def _play(self, timed: TimedCopy, episodes: int, key: tuple[int, ...]) -> EvaluationResult:
         copy = timed.copy
-        returns, lengths = await self._evaluator.evaluate(copy.weights, episodes, key)
+        each, lengths = await self._evaluator.evaluate(copy.weights, episodes, key)
+        returns = each if each.ndim == 1 else each.sum(axis=1)
+        of_agents = {}
+        if each.ndim > 1:
+            of_agents = dict(zip(self._evaluator.agents, each.mean(axis=0).tolist(), strict=True))
         return EvaluationResult(
             return_mean=float(returns.mean()),
             return_std=float(returns.std()),
@@ -320,6 +324,7 @@ class EvaluationSchedule:
             env_steps=copy.env_steps + timed.other_steps,
             train_seconds=timed.train_seconds,
             updates=copy.updates,
+            agent_returns=of_agents,
         )
 
     async def _confirm(self, timed: TimedCopy) -> EvaluationResult:

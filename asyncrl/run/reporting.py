@@ -192,7 +192,8 @@ class Reporter:
         finally:
             self._call_listener(snapshot)
         self._call_callbacks(snapshot)
-        self._warned_of_staleness = self._warned_of_staleness or _warn_of_staleness(snapshot)
+        agents = max(1, len(self.episodes.agents))
+        self._warned_of_staleness = self._warned_of_staleness or _warn_of_staleness(snapshot, agents)
 
     def show_state(self, state: str, **fields: Any) -> None:
         """Pass the newest snapshot with a new state to the listener and the page at once; files do not get it."""
@@ -241,24 +242,28 @@ class Reporter:
                 warnings.warn(ListenerFailed(text), stacklevel=2)
 
 
-def _warn_of_staleness(snapshot: Snapshot) -> bool:
+def _warn_of_staleness(snapshot: Snapshot, agents: int) -> bool:
     """Give ASYNC020 if most of the steps were too stale to learn from; return whether they were."""
     if snapshot.discarded_fraction < STALE_FRACTION or snapshot.updates == 0:
         return False
     warnings.warn(
         SamplesTooStale(
             f"[ASYNC020] {snapshot.discarded_fraction:.0%} of the steps became too stale to learn from: "
-            f"{_who_is_faster(snapshot)}; raise max_staleness or samples_per_insert, or lower num_actors"
+            f"{_who_is_faster(snapshot, agents)}; raise max_staleness or samples_per_insert, or lower num_actors"
         ),
         stacklevel=2,
     )
     return True
 
 
-def _who_is_faster(snapshot: Snapshot) -> str:
-    """Steps that the actors make against steps that the learner uses, both per second of the last interval."""
+def _who_is_faster(snapshot: Snapshot, agents: int) -> str:
+    """Steps that the actors make against steps that the learner uses, both per second of the last interval.
+
+    A step inserts a sample of each of the `agents`.
+    """
     made, target = snapshot.env_steps_per_second, snapshot.samples_per_insert_target
-    used = snapshot.consumed_samples_per_second / target if target else snapshot.received_steps_per_second
+    samples = snapshot.consumed_samples_per_second / agents
+    used = samples / target if target else snapshot.received_steps_per_second
     rates = f"{made:,.0f} steps/s, used {used:,.0f} steps/s"
     if used <= 0:
         return f"actors make all steps and the learner uses none ({rates})"

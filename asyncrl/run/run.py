@@ -295,6 +295,7 @@ class Run:
         if self.resumed is not None:  # its weights belong to its scaling of bytes
             kind = self.resumed.meta.spec.observation_kind
             self.spec = dataclasses.replace(self.spec, observation_kind=kind)
+        self.reporter.episodes.agents = tuple(agent.name for agent in self.spec.agents)
         if self.spec.vector_envs is not None:
             self.config = dataclasses.replace(self.config, envs_per_actor=self.spec.vector_envs)
         self.whole = self.whole[0], _for_run(self.whole[1], self.whole[0], self.spec)
@@ -483,6 +484,7 @@ class Run:
             self.mailbox,
             wake=self.pool.wake,
             snapshots=snapshots,
+            total_steps=config.total_steps,
             max_env_steps=config.total_steps if self.group is None else self.group.max_env_steps,
             other_steps=no_steps if self.group is None else self.group.scheduled_elsewhere,
             dump_dir=lambda: self.directory.current,

@@ -379,10 +379,18 @@ class CheckpointSaver:
         return found
 
 
+_OF_AGENT = "agent_returns/"
+"""Beginning of the name of a column with the returns of one of several agents."""
+
+
 def _columns(record: type, records: tuple[Any, ...]) -> dict[str, NDArray[Any]]:
     """Convert records of numbers to one array per field, so that thousands of them are few values of a checkpoint."""
-    names = [field.name for field in dataclasses.fields(record)]
-    return {name: np.array([getattr(r, name) for r in records]) for name in names}
+    names = [field.name for field in dataclasses.fields(record) if field.name != "agent_returns"]
+    columns = {name: np.array([getattr(r, name) for r in records]) for name in names}
+    agents = records[0].agent_returns if records else {}
+    return columns | {
+        f"{_OF_AGENT}{name}": np.array([r.agent_returns[name] for r in records]) for name in agents
+    }
 
 
 def shares(total: int, parts: int) -> list[int]:
@@ -435,7 +443,7 @@ def _positions(pool: ActorPool, resumed: Resumption, segment_length: int) -> lis
     if resumed.rows is not None:
         columns = (saved[field.name].tolist() for field in dataclasses.fields(RingPosition))
         return [RingPosition(*row) for row in zip(*columns, strict=True)]
-    inserted, envs = resumed.meta.env_steps, pool.rings[0].num_envs
+    inserted, envs = resumed.meta.env_steps, pool.rings[0].environments
     rows = max(int(saved["published"].max()), -(-inserted // (num * envs)))
     rows = -(-rows // segment_length) * segment_length
     life, exploration = int(saved["incarnation"].max()), int(saved["exploration"].mean())
@@ -470,8 +478,14 @@ async def _own_random_numbers(learner: Learner, state: Mapping[str, Any]) -> dic
 
 def _records(columns: Mapping[str, Any]) -> tuple[EvaluationResult, ...]:
     names = list(columns)
-    rows = zip(*(columns[name].tolist() for name in names), strict=True)
-    return tuple(EvaluationResult(**dict(zip(names, row, strict=True))) for row in rows)
+    found = []
+    for row in zip(*(columns[name].tolist() for name in names), strict=True):
+        values = dict(zip(names, row, strict=True))
+        each = {
+            name.removeprefix(_OF_AGENT): values.pop(name) for name in names if name.startswith(_OF_AGENT)
+        }
+        found.append(EvaluationResult(**values, agent_returns=each))
+    return tuple(found)
 
 
 def warn_of_file(what: str, error: Exception) -> None:

@@ -44,6 +44,7 @@ def summarize(last: Snapshot, final: EvaluationResult | None, actor_wait_seconds
             "return_mean": final.return_mean if final else None,
             "return_std": final.return_std if final else None,
             "episodes": final.episodes if final else 0,
+            **({"agent_returns": final.agent_returns} if final and final.agent_returns else {}),
         },
         "env_steps_per_second": last.env_steps / seconds,
         "updates_per_second": last.updates / seconds,

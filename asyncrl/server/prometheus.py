@@ -105,9 +105,9 @@ def _text(metric: Metric) -> str:
 
 
 def _train_metrics(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
-    """Further numbers of the algorithm's last update: `train/td_error` becomes `asyncrl_train_td_error`."""
+    """Numbers of the last update and returns of agents: `train/td_error` becomes `asyncrl_train_td_error`."""
     for name, value in snapshot.train_metrics.items():
-        text = f"{name} of the last update."
+        text = f"{name} of the last update." if name.startswith("train/") else f"{name}."
         yield GaugeMetricFamily("asyncrl_" + re.sub(r"[^a-zA-Z0-9_]", "_", name), text, value)
 
 

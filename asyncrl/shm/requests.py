@@ -58,10 +58,11 @@ class RequestLayout:
     Attributes:
         num_envs: E.
         outputs: number of network outputs.
-        parts: 1, or 2 halves; if E is odd the first is larger.
+        parts: 1, or 2 halves of the environments; of an odd number the first has one more.
         parameters: number of other weights that the policy acts with.
         stack: `(k, *obs_shape)` of a frame stack; empty if the network takes single observations, those of the ring.
         dtype: of observations.
+        num_agents: N, streams of one environment, which all are in one part.
     """
 
     num_envs: int
@@ -70,15 +71,17 @@ class RequestLayout:
     parameters: int = 0
     stack: tuple[int, ...] = ()
     dtype: str = "float32"
+    num_agents: int = 1
 
     def __post_init__(self) -> None:
-        if not 1 <= self.parts <= min(2, self.num_envs):
+        if not 1 <= self.parts <= min(2, self.num_envs // self.num_agents):
             raise ValueError(f"parts must be 1, or 2 of at least 2 environments, got {self.parts}")
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """Environments of each part."""
-        middle = -(-self.num_envs // 2) if self.parts == 2 else self.num_envs
+        """Streams of each part."""
+        environments = self.num_envs // self.num_agents
+        middle = -(-environments // self.parts) * self.num_agents
         return (slice(0, middle), slice(middle, self.num_envs))[: self.parts]
 
     def arrays(self) -> tuple[ArraySpec, ...]:

@@ -255,6 +255,7 @@ class RingReader(RingEnd):
     def episodes_since(self, count: int) -> tuple[int, NDArray[np.float64], NDArray[np.int64]]:
         """Episodes finished after the first `count`: (new count, returns, lengths), as copies.
 
+        The returns of environments of several agents are `[episodes, N]`.
         Only the newest `EPISODE_LOG` are in the log; older ones, and those overwritten during the read, are left out.
         """
         if not self.fault:  # else the learner's thread may be resetting the header

@@ -26,6 +26,8 @@ class RingEnd:
         policy_updates: `[S]` int64, updates that the learner had made when it published that version.
         incarnation: `[S]` int32, life of the actor that wrote the row.
         extras: name to `[E, S, ...]`, one per extra field.
+        num_envs: E, number of streams.
+        environments: number of environments; their agents are neighbouring streams.
     """
 
     def __init__(self, segment: Segment, layout: RingLayout) -> None:
@@ -33,7 +35,7 @@ class RingEnd:
             raise ValueError("segment must be laid out by layout.arrays(), got another layout")
         self.segment = segment
         self.layout = layout
-        self.num_envs = layout.num_envs
+        self.num_envs, self.environments = layout.num_envs, layout.environments
         self.num_slots = layout.num_slots
         self.header: NDArray[np.int64] = segment["header"]
         used = (slice(None), slice(layout.num_slots))  # not the padding

@@ -51,7 +51,7 @@ class RingLayout:
     """Layout of a ring, shared by both sides; picklable, without torch.
 
     Attributes:
-        num_envs: E, number of streams.
+        num_envs: E, number of streams: environments times agents.
         num_slots: S, rows that the ring holds; a power of two, at least 2.
         spec: shapes and dtypes of observations and actions.
         extra_fields: extra fields of the algorithm in each row.
@@ -69,6 +69,10 @@ class RingLayout:
     def __post_init__(self) -> None:
         if self.num_envs < 1:
             raise ValueError(f"num_envs must be at least 1, got {self.num_envs}")
+        if self.num_envs % self.spec.num_agents:
+            raise ValueError(
+                f"num_envs must be a multiple of {self.spec.num_agents} agents, got {self.num_envs}"
+            )
         if self.num_slots < 2 or self.num_slots & (self.num_slots - 1):
             raise ValueError(f"num_slots must be a power of two, at least 2, got {self.num_slots}")
         if self.padding < 0:
@@ -90,12 +94,19 @@ class RingLayout:
             ArraySpec("version", (self.num_slots,), "int64"),
             ArraySpec("policy_updates", (self.num_slots,), "int64"),
             ArraySpec("incarnation", (self.num_slots,), "int32"),
-            ArraySpec("episode_return", (EPISODE_LOG,), "float64"),
+            ArraySpec(
+                "episode_return", (EPISODE_LOG, *((len(spec.agents),) if spec.agents else ())), "float64"
+            ),
             ArraySpec("episode_length", (EPISODE_LOG,), "int64"),
         )
 
+    @property
+    def environments(self) -> int:
+        """Number of environments."""
+        return self.num_envs // self.spec.num_agents
+
     def bytes_per_row(self) -> int:
-        """Bytes of one row (a step of all E environments)."""
+        """Bytes of one row (a step of all environments)."""
         rows = [a for a in self.arrays() if a.name != "header" and a.name not in _LOG]
         return sum(a.nbytes for a in rows) // self.num_slots
 

@@ -52,6 +52,25 @@ def record_episode(
     store_release(header, EPISODES, episodes + 1)
 
 
+@kernel("void(int64[::1], float64[:,::1], int64[::1], float64[::1], int64, int64)", nogil=False, cold=True)
+def record_agents_episode(
+    header: NDArray[np.int64],
+    returns: NDArray[np.float64],
+    lengths: NDArray[np.int64],
+    of_streams: NDArray[np.float64],
+    first: int,
+    length: int,
+) -> None:
+    """Actor: `record_episode` for the agents of one environment, whose returns are those of streams from `first` on."""
+    fence()
+    episodes = header[EPISODES]
+    entry = episodes & (EPISODE_LOG - 1)
+    for n in range(returns.shape[1]):
+        returns[entry, n] = of_streams[first + n]
+    lengths[entry] = length
+    store_release(header, EPISODES, episodes + 1)
+
+
 @kernel("boolean(int64[::1], int64)", nogil=False)
 def must_sleep(header: NDArray[np.int64], position: int) -> bool:
     """Actor: set WAITING, then check GRANTED again; returns whether to sleep. Counterpart: `take_waiting`."""

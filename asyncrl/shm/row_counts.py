@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
 from asyncrl.shm.kernel import kernel
-from asyncrl.shm.ring_protocol import record_episode
+from asyncrl.shm.ring_protocol import record_agents_episode, record_episode
 
 
 @kernel(
@@ -66,6 +66,69 @@ def count_row(
         returns[i] = 0.0
         began_at[i] = row
     return taken  # type: ignore[no-any-return]
+
+
+@kernel(
+    "int64(boolean[:,::1], int64[:,::1], float64[::1], float64[::1], int64[::1], int64, uint8[:,:], float32[:,:], "
+    "int64, int64[::1], float64[:,::1], int64[::1])",
+    cold=True,
+)
+def count_agents_row(
+    live: NDArray[np.bool_],
+    events: NDArray[np.int64],
+    rewards: NDArray[np.float64],
+    returns: NDArray[np.float64],
+    began_at: NDArray[np.int64],
+    row: int,
+    ring_flags: NDArray[np.uint8],
+    ring_rewards: NDArray[np.float32],
+    slot: int,
+    header: NDArray[np.int64],
+    episode_return: NDArray[np.float64],
+    episode_length: NDArray[np.int64],
+) -> int:
+    """Write rewards and flags of a row into its slot, and log the episodes of environments whose agents all ended.
+
+    Args:
+        live: `[environments, N]`, agents that act in the next row.
+        events: see `count_row`; E is the number of environments times N.
+        rewards: see `count_row`.
+        returns: see `count_row`.
+        began_at: see `count_row`.
+        row: see `count_row`.
+        ring_flags: see `count_row`.
+        ring_rewards: see `count_row`.
+        slot: see `count_row`.
+        header: see `count_row`.
+        episode_return: `[entries, N]`, the ring's log of the agents' returns.
+        episode_length: see `count_row`.
+
+    Returns:
+        Environment steps taken: environments of which an agent acted.
+    """
+    num_envs, num_agents = live.shape
+    for i in range(rewards.shape[0]):
+        returns[i] += rewards[i]
+        ring_rewards[i, slot] = rewards[i]
+        ring_flags[i, slot] = 0
+    for k in range(events.shape[0]):
+        ring_flags[events[k, 0], slot] = events[k, 1]
+    taken = 0
+    for e in range(num_envs):
+        first, acted, over = e * num_agents, False, True
+        for n in range(num_agents):
+            acted |= ring_flags[first + n, slot] & RESET == 0
+            over &= not live[e, n]
+        taken += int(acted)
+        if acted and over:
+            record_agents_episode(
+                header, episode_return, episode_length, returns, first, row - began_at[first]
+            )
+        if over or not acted:
+            for n in range(num_agents):
+                returns[first + n] = 0.0
+                began_at[first + n] = row
+    return taken
 
 
 @kernel("int64(boolean[::1], boolean[::1], boolean[::1], float64[::1], int64[:,::1])")

@@ -130,7 +130,7 @@ RUN_METRICS: Final = (
     Metric("async/consumption_per_second", "samples per second", "Consumption: samples trained on", "rate",
            of="consumed_samples", short="consumed_samples_per_second", charted=True, label="samples/s", form=",.0f"),
     Metric("consumed_samples", "samples", "Samples trained on, repetitions included", "counter"),
-    Metric("consumption_per_production", "samples per step", "Consumption over production",
+    Metric("consumption_per_production", "samples per step", "Consumption over production, samples of all agents",
            of="consumed_samples", per="time/total_timesteps", charted=True, label="samples/step now", form=".2f"),
     Metric("updates_per_second", "updates per second", "Rate of gradient steps", "rate",
            of="train/n_updates", charted=True, label="updates/s", form=",.0f"),
@@ -251,7 +251,7 @@ class Snapshot:
 
     @property
     def train_metrics(self) -> dict[str, float]:
-        """Scalars of the last update that the table lacks, by public name (`train/...`)."""
+        """Scalars of the last update, and returns of several agents, that the table lacks, by public name."""
         further = ((name, value) for name, value in self.metrics.items() if name not in UNMEASURED)
         return {name: value for name, value in further if value is not None}
 
@@ -277,7 +277,8 @@ def flat(snapshot: Snapshot | EvaluationResult) -> dict[str, float]:
     """
     named: Mapping[str, float | None]
     if isinstance(snapshot, EvaluationResult):
-        named = {metric.name: getattr(snapshot, str(metric.key)) for metric in EVALUATION_METRICS}
+        each = {f"eval/mean_reward/{name}": value for name, value in snapshot.agent_returns.items()}
+        named = {metric.name: getattr(snapshot, str(metric.key)) for metric in EVALUATION_METRICS} | each
     else:
         named = snapshot.metrics
     return {name: value for name, value in named.items() if value is not None and "/" in name}

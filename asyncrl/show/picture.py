@@ -51,8 +51,7 @@ def write_picture(
     columns = min(COLUMNS, count)
     rows = -(-count // columns)
     figure = Figure(figsize=(max(7.2, 4.8 * columns), 4.4 * rows), layout="constrained")
-    names = dict.fromkeys(curve.name for curve in curves)
-    colours = {name: f"C{i % 10}" for i, name in enumerate(names)}
+    colours = {name: f"C{i % 10}" for i, name in enumerate(dict.fromkeys(curve.name for curve in curves))}
     for i, (env, own) in enumerate(plots.items()):
         axes = figure.add_subplot(rows, columns, i + 1)
         _draw(axes, own, colours)

@@ -23,6 +23,8 @@ FIXED = {
     "env": TASK,
     "env_kwargs": TASK,
     "wrappers": TASK,
+    "agent_id": TASK,
+    "pad_spaces": TASK,
     "algo": TASK,
     "seed": RANDOM,
     "init_from": "the run has weights of its own by now",

@@ -105,7 +105,9 @@ def environment_of_run(run: Path, name: str) -> EnvSource:
     if file.exists():
         return EnvSource.from_file(name, file)
     options = read_trainer(config) if config.exists() else {}
-    return EnvSource.from_user(name).changed(options.get("env_kwargs", {}), options.get("wrappers", ()))
+    chosen = {option: bool(options.get(option)) for option in ("agent_id", "pad_spaces")}
+    source = EnvSource.from_user(name)
+    return source.changed(options.get("env_kwargs", {}), options.get("wrappers", ()), **chosen)
 
 
 def network_of_run(run: Path) -> NetworkFactory | None:

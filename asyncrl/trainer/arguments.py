@@ -23,6 +23,8 @@ class RunOptions(TypedDict, total=False):
 
     env_kwargs: Mapping[str, Any]
     wrappers: Sequence[Any]
+    agent_id: bool
+    pad_spaces: bool
     seed: int
     num_actors: int | None
     envs_per_actor: int

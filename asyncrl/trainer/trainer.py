@@ -61,7 +61,7 @@ WORKER_SECONDS = 60.0
 
 
 class Trainer(ShownByCard):
-    """Trains one agent in one environment; one run per object.
+    """Trains one policy in one environment, for its agent or for all of its agents; one run per object.
 
         trainer = Trainer("CartPole-v1", DQN(learning_rate=1e-3), num_actors=2, seed=0)
         result = trainer.learn(total_steps=200_000)         # blocks
@@ -69,7 +69,8 @@ class Trainer(ShownByCard):
         action, _ = result.policy.predict(obs)
 
     Args:
-        env: Gymnasium id, registered spec, or zero-argument factory (sent to the actors by cloudpickle).
+        env: Gymnasium id, registered spec, PettingZoo module (`"mpe2:simple_spread_v3"`), or zero-argument factory of
+            an environment of Gymnasium or PettingZoo (sent to the actors by cloudpickle).
         algorithm: a record such as `DQN(...)`, or an algorithm's name for its preset for the environment.
         server: a fork server that is already starting, or None to start one with the run.
         options: fields of `TrainerConfig`, see `help(TrainerConfig)`; `wrappers` may also have classes and functions.
@@ -99,7 +100,8 @@ class Trainer(ShownByCard):
         record, given = algorithm_and_options(algorithm, source.name, dict(options))
         named = tuple(described(wrapper) for wrapper in wrappers)
         config = TrainerConfig(env=source.name, algo=record.name, wrappers=named, **given)
-        self._prepare(config, record, source.changed(config.env_kwargs, wrappers), server)
+        chosen = {"agent_id": config.agent_id, "pad_spaces": config.pad_spaces}
+        self._prepare(config, record, source.changed(config.env_kwargs, wrappers, **chosen), server)
 
     @classmethod
     def from_config(
@@ -124,7 +126,8 @@ class Trainer(ShownByCard):
             source = EnvSource.from_file(config.env, Path(config.env_file))
         else:
             source = EnvSource.from_user(config.env if env is None else env)
-            source = source.changed(config.env_kwargs, config.wrappers)
+            chosen = {"agent_id": config.agent_id, "pad_spaces": config.pad_spaces}
+            source = source.changed(config.env_kwargs, config.wrappers, **chosen)
         return cls._of_source(config, algorithm, source, server=server, started=started)
 
     @classmethod

@@ -75,8 +75,12 @@ LIBRARIES = (
     Library(
         "PettingZoo",
         ("pettingzoo==1.27.0", "mpe2==1.1.1", "supersuit==3.11.0"),
-        ("environments:agents --algo ppo --wrapper asyncrl.envs.vectors:SameStep",),
-        (("mpe2.simple_spread_v3:parallel_env --algo ppo", "asyncrl.envs.vectors:SameStep"),),
+        (
+            "mpe2:simple_spread_v3 --algo ppo",
+            "mpe2:simple_speaker_listener_v4 --algo ppo --pad-spaces",
+            "environments:agents --algo ppo --wrapper asyncrl.envs.vectors:SameStep",
+        ),
+        (("mpe2:simple_speaker_listener_v4 --algo ppo", "pad_spaces=True"),),
     ),
     Library(
         "MO-Gymnasium",
@@ -144,8 +148,8 @@ def own_seed() -> int:
 
 def agents() -> Any:
     """Three agents of PettingZoo, for one policy that all of them share."""
-    import mpe2.simple_spread_v3  # type: ignore[import-not-found]
-    import supersuit  # type: ignore[import-not-found]
+    import mpe2.simple_spread_v3
+    import supersuit
 
     return supersuit.pettingzoo_env_to_vec_env_v1(mpe2.simple_spread_v3.parallel_env())
 
@@ -256,7 +260,8 @@ def case(library: Library, python: str, arguments: str, steps: str, fix: str = "
     row: dict[str, Any] = {"library": library.name, "packages": library.packages}
     row |= {"command": f"asyncrl train {arguments}", "observation": "", "steps_per_second": None}
     env, _, rest = arguments.partition(" --algo ")
-    changes = rest.split()[1:] if "--wrapper" in rest or "--env-kwargs" in rest else []
+    changing = ("--wrapper", "--env-kwargs", "--pad-spaces")
+    changes = rest.split()[1:] if any(flag in rest for flag in changing) else []
     done = asyncrl(python, ["check", env, *changes, "--seconds", "1", "--json"], CHECK_SECONDS)
     if done.returncode == 0:
         found = json.loads(done.stdout.splitlines()[-1])

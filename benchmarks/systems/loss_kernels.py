@@ -24,7 +24,7 @@ import numpy as np
 
 import asyncrl
 from asyncrl.algorithms import maximum_entropy_update as entropy
-from asyncrl.algorithms.minibatch import Minibatch
+from asyncrl.algorithms.rollout import Minibatch
 from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec, Segment
 from asyncrl.networks.gradients import vector_jacobian_product
 from benchmarks.harness.report import Report, by_turns, script_parser

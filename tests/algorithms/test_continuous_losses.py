@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms import ddpg, sac, td3
-from asyncrl.algorithms.deterministic import actor_loss as deterministic_actor_loss
+from asyncrl.algorithms.continuous import deterministic_actor_loss
 from asyncrl.algorithms.maximum_entropy import temperature_gradient
 from asyncrl.algorithms.maximum_entropy_update import squashed_draw
 

@@ -156,8 +156,8 @@ class Reference:
             own, other = torch.empty(2, count).normal_(generator=self.noise)
         with torch.no_grad():
             following = self.outputs(self.target, next_obs, other)
-            chooser = self.outputs(self.online, next_obs, own) if config.double else following
-            best = core._values(chooser).argmax(1, keepdim=True)
+            selector = self.outputs(self.online, next_obs, own) if config.double else following
+            best = core._values(selector).argmax(1, keepdim=True)
         result = core._loss(self.outputs(self.online, obs, own), following, best, staged)
         self.adam.zero_grad()
         result.loss.backward()
@@ -370,6 +370,7 @@ def test_presets_are_valid(record: Any) -> None:
 def test_only_the_passes_run_in_reduced_precision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 a mean return of atoms from -200 to 200 is off by 0.4, and actors choose by the exact one."""
     size = 128
+    monkeypatch.setattr(MatmulPrecision, "reduced", property(lambda _: True))  # as on a processor with AMX
     core = make(name, matmul_precision="medium", hidden_sizes=(size, size)).make_updater(SPEC, "cpu", 0)
     inside, seen, loss = [False], [], core._loss
     monkeypatch.setattr(MatmulPrecision, "__enter__", lambda _: inside.append(True))

@@ -163,7 +163,7 @@ def test_targets_are_made_anew_for_every_gradient_step() -> None:
     iterate(cores[1], segments)
     iterate(cores[1], segments)
     iterate(cores[2], segments)
-    assert cores[2].again() and not cores[2].step() and not cores[2].again()
+    assert cores[2].reuse() and not cores[2].step() and not cores[2].reuse()
     for core in cores[1:]:
         assert (weights_of(core) == weights_of(cores[0])).all() and core.samples == cores[0].samples
 

@@ -34,8 +34,8 @@ from asyncrl.algorithms import (
     sac,
     td3,
 )
+from asyncrl.algorithms.continuous import deterministic_actor_loss
 from asyncrl.algorithms.continuous_kernel import ActorKernel, CriticKernel, DrawKernel
-from asyncrl.algorithms.deterministic import actor_loss as deterministic_actor_loss
 from asyncrl.algorithms.impala import impala_loss
 from asyncrl.algorithms.maximum_entropy_update import squashed_draw
 from asyncrl.algorithms.on_policy_kernel import LossKernel

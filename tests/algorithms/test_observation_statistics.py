@@ -99,9 +99,9 @@ def test_state_holds_statistics_that_came_from_other_learners_alone(heard: bool)
     layout = DQN(normalize_observations=True).layout(CHOICES)
     ours, restored, other = (ObservationStatistics(layout) for _ in range(3))
     if heard:
-        other.tell()
+        other.take_message()
         other.observe(np.random.default_rng(0).normal(3.0, 2.0, (50, 4)))
-        ours.hear(other.tell())
+        ours.merge(other.take_message())
     restored.load_state_dict(ours.state_dict())
     for own, theirs in zip(restored.normalisation, ours.normalisation, strict=True):
         assert np.array_equal(own, theirs)

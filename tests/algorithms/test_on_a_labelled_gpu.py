@@ -166,7 +166,7 @@ def test_updates_are_those_of_the_cpu(name: str, setting: str, labelled_device: 
 
 
 def update_both(algorithm: Any, spec: EnvSpec, on_host: Any, on_device: Any, device: LabelledDevice) -> None:
-    spec = algorithm.seen(spec)
+    spec = algorithm.stacked_spec(spec)
     for number in range(UPDATES):
         batch = filled_batch(algorithm, spec, number)
         expected = on_host.update(batch).priorities

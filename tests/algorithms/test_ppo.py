@@ -232,7 +232,7 @@ def test_divergence_ends_the_passes() -> None:
     assert 1 < made < steps
     # The step that saw the divergence learned nothing.
     assert bound.metrics()["train/approx_kl"] > 0.015 and bound._updates == made - 1
-    assert not bound.again()
+    assert not bound.reuse()
     other = core_of(**options)
     other.begin(segments, 0.0)
     for _ in range(made - 1):
@@ -313,22 +313,22 @@ def test_staleness_weights_enter_the_loss() -> None:
 
 def test_passes_are_made_again_while_allowed() -> None:
     core = core_of(epochs=2, reuse_epochs=2, minibatch_size=50)
-    assert not core.again()
+    assert not core.reuse()
     segments = batch_of(core.config, SPECS["discrete"], core)
     core.begin(segments, 0.0)
-    assert not core.again(), "the passes are not over"
+    assert not core.reuse(), "the passes are not over"
     once = len(core._parts)
     steps = sum(segment.steps for segment in segments)
     while core.step():
         pass
     for more in (3, 4):
         before = weights_of(core)
-        assert core.again()
+        assert core.reuse()
         for _ in range(once - 1):
             assert core.step()
         assert not core.step()
         assert core.samples == more * steps and (weights_of(core) != before).any()
-    assert not core.again()
+    assert not core.reuse()
     core.begin(segments, 0.0)
     assert core.samples == 4 * steps
 

@@ -19,6 +19,7 @@ from asyncrl.cli.train import parse
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import ConfigurationError, OptionNotKept
+from asyncrl.interfaces import BoxAction, EnvSpec
 from asyncrl.options import functions_of, option_values
 from asyncrl.storage.config_file import dump_config, options_by_table
 from asyncrl.storage.resume import options_of_run
@@ -109,10 +110,19 @@ def test_the_clip_range_is_that_of_the_progress() -> None:
 
 
 def test_an_actors_rate_follows_its_own_function_or_the_critics_schedule() -> None:
-    assert SAC(learning_rate=falling).actor_learning_rate_at(7, 0.25) == falling(0.25)
-    assert SAC(learning_rate=falling, actor_learning_rate=2e-3).actor_learning_rate_at(7, 0.25) == 2e-3
-    assert SAC(actor_learning_rate=falling).actor_learning_rate_at(7, 0.25) == falling(0.25)
-    assert SAC(actor_learning_rate=6e-4).actor_learning_rate_at(7, 0.25) == pytest.approx(6e-4)
+    box = EnvSpec("box", (3,), "float32", BoxAction((-1.0,), (1.0,), (1,)))
+
+    def rate(**options: Any) -> float:
+        core = SAC(hidden_sizes=(4,), **options).make_updater(box, "cpu", 0)
+        core._updates, core._progress = 7, 0.25
+        return core.actor_learning_rate
+
+    assert rate(learning_rate=falling) == falling(0.25)
+    assert rate(learning_rate=falling, actor_learning_rate=2e-3) == 2e-3
+    assert rate(actor_learning_rate=falling) == falling(0.25)
+    assert rate(actor_learning_rate=6e-4) == pytest.approx(6e-4)
+    linear = {"learning_rate_schedule": "linear", "learning_rate_updates": 14}
+    assert rate(learning_rate=1e-3, actor_learning_rate=1e-4, **linear) == pytest.approx(5e-5)
 
 
 def test_exploration_follows_its_function_over_its_steps() -> None:

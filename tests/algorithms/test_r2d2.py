@@ -167,8 +167,8 @@ def test_the_loss_is_computed_in_float32_whatever_the_precision_of_products() ->
     core = config.make_updater(SPEC, "cpu", 0)
     core.update(filled_batch(config, SPEC, 0, size=5))
     assert core._buffers is not None
-    out, next_out, chooser, _ = core._buffers.loss_arguments()
-    assert {out.dtype, next_out.dtype, chooser.dtype, core._buffers.grad.dtype} == {torch.float32}
+    out, next_out, selector, _ = core._buffers.loss_arguments()
+    assert {out.dtype, next_out.dtype, selector.dtype, core._buffers.grad.dtype} == {torch.float32}
 
 
 def test_adam_steps_and_the_target_follows() -> None:
@@ -205,7 +205,7 @@ def test_observations_are_staged_as_actors_see_them(kind: str) -> None:
     )
     shape, dtype = ((3, 4), "uint8") if kind == "bytes" else ((4,), "float32")
     spec = EnvSpec("test", shape, dtype, DiscreteAction(3))
-    seen = config.seen(spec)
+    seen = config.stacked_spec(spec)
     core, policy = config.make_updater(spec, "cpu", 0), config.make_policy(spec)
     batch = filled_batch(config, seen, 0, size=4)
     if kind == "normalised":
@@ -258,7 +258,7 @@ def test_states_of_actors_are_those_that_the_learner_computes(frames: int) -> No
         while actor.step():
             pass
         replay.ingest()
-        seen = config.seen(spec)
+        seen = config.stacked_spec(spec)
         batch = SequenceBatch.allocate(16, config.sequence_shape, seen, layout.extra_fields)
         replay.sample(batch, 0.0)
         check_states(core, batch, reader.extras["state"], seen)

@@ -272,7 +272,7 @@ def test_state_round_trips_to_the_same_numbers(name: str, cell: str, kind: str, 
         if at is not None:
             while one.step():
                 pass
-            assert one.again()
+            assert one.reuse()
             while one.step():
                 pass
         iterate(one, first)

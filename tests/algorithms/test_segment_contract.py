@@ -419,7 +419,7 @@ def test_further_passes_see_observations_as_they_are_published(name: str) -> Non
     segments = batch_of(algorithm, spec, core)
     iterate(core, segments)
     mean, scale = core.nets.statistics
-    assert (mean != 0).all() and core.again()
+    assert (mean != 0).all() and core.reuse()
     obs = np.concatenate([segment.obs.reshape(-1, 2) for segment in segments])
     np.testing.assert_allclose(core.batch()["obs"], np.clip((obs - mean) * scale, -10, 10), atol=1e-5)
 

@@ -7,8 +7,8 @@ from continuous_rig import SIZE, SPEC, SPECS, TD3Twin, filled_batch, permuted, w
 
 from asyncrl.acting.noise import GaussianNoise, OrnsteinUhlenbeckNoise
 from asyncrl.algorithms import ALGORITHMS
+from asyncrl.algorithms.continuous_update import DeterministicUpdate
 from asyncrl.algorithms.ddpg import DDPG
-from asyncrl.algorithms.deterministic_update import DeterministicUpdate
 from asyncrl.algorithms.td3 import TD3
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec

@@ -1,4 +1,4 @@
-"""docs/commands.md has a section for every command; its examples and those of the README parse."""
+"""docs/commands.md has a section for every command; examples parse, those of README, front page and Dockerfile too."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from asyncrl.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+FIRST = "".join((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/index.md"))
 EXAMPLES = [
     line
-    for block in re.findall(r"^```sh\n(.*?)^```", TEXT + README, flags=re.M | re.S)
+    for block in re.findall(r"^```sh\n(.*?)^```", TEXT + FIRST, flags=re.M | re.S)
     for line in block.splitlines()
     if line.startswith("asyncrl ")
 ]
+EXAMPLES += re.findall(r"\basyncrl (?:train|ui) [^&\n\"]+", (ROOT / "Dockerfile").read_text(encoding="utf-8"))
 
 
 @pytest.fixture

@@ -165,7 +165,7 @@ def test_images_go_to_convolutions_and_the_rest_to_a_layer() -> None:
 
 
 def filled(algorithm: Any, spec: EnvSpec, space: Any) -> Batch:
-    rng, batch = np.random.default_rng(0), Batch.allocate(16, algorithm.seen(spec))
+    rng, batch = np.random.default_rng(0), Batch.allocate(16, algorithm.stacked_spec(spec))
     for array in (batch.obs, batch.next_obs):
         rows = array.reshape(-1, array.shape[-1])
         rows[:] = [pack(space.sample(), spec) for _ in range(rows.shape[0])]

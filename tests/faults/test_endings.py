@@ -955,7 +955,7 @@ def test_the_final_evaluation_says_how_far_it_is(tmp_path: Path, monkeypatch: py
         if len(told) == 4:
             rig._stop_requested.set()
 
-    rig.parts.tell = tell
+    rig.parts.show_state = tell
     rig.finish()
     assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
 

@@ -73,7 +73,7 @@ def test_every_group_has_the_statistics_of_what_all_have_seen(mode: str) -> None
         for update in range(UPDATES):
             core.vector.begin_update()
             core.moments.add(seen[index, update])
-            core.bounds.hear(np.array((-index, index * update), float))
+            core.bounds.merge(np.array((-index, index * update), float))
             core.vector.begin_step()
         fusion.finish()
         if mode == "async" and index:
@@ -101,9 +101,9 @@ def test_values_travel_with_twice_the_digits_of_float32() -> None:
     one, other = SharedStatistics((first,)), SharedStatistics((second,))
     rows = 12_345_678.0 + np.array([[0.25], [0.5], [0.75]])
     first.add(rows)
-    other.hear(one.tell())
+    other.merge(one.take_message())
     assert second.mean[0] == rows.mean() and second.square[0] == pytest.approx(0.125)
-    other.hear(one.tell())
+    other.merge(one.take_message())
     assert second.count == 3, "nothing is told twice"
 
 
@@ -111,5 +111,5 @@ def test_bounds_may_be_infinite() -> None:
     first, second = ValueBounds(), ValueBounds()
     one, other = SharedStatistics((first,)), SharedStatistics((second,))
     first.values[:] = -1.5, math.inf
-    other.hear(one.merged(one.tell(), np.zeros(one.size, np.float32)))
+    other.merge(one.merged(one.take_message(), np.zeros(one.size, np.float32)))
     assert second.values.tolist() == [-1.5, math.inf]

@@ -226,3 +226,17 @@ def test_least_error_that_is_accepted_does_not_deadlock():
         if balance.updates_allowed():
             balance.sampled(8)
     assert balance.statistics()["received_steps"] > 1000
+
+
+def test_a_step_of_several_agents_inserts_a_sample_of_each():
+    """The pace is that of as many times the samples per insert; the statistics are per agent."""
+    several, one = make(num_agents=4, samples_per_insert=1.0), make(samples_per_insert=4.0)
+    for _ in range(50):
+        for balance in (several, one):
+            balance.inserted(7)
+            balance.sampled(8 * balance.updates_allowed())
+        assert several.updates_allowed() == one.updates_allowed() and several.cursor == one.cursor
+        assert several.steps_wanted(3) == one.steps_wanted(3)
+    achieved, target = "async/samples_per_insert", "async/samples_per_insert_target"
+    assert several.statistics()[target] == 1.0
+    assert several.statistics()[achieved] == one.statistics()[achieved] / 4

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from asyncrl.interfaces import DiscreteAction, EnvSpec
-from asyncrl.learning.policy_lag import PolicyLagMeter
+from asyncrl.learning.replay_loop import PolicyLagMeter
 from asyncrl.shm import RingLayout, RingReader, Segment
 
 LAYOUT = RingLayout(3, 8, EnvSpec("nothing", (1,), "float32", DiscreteAction(2)))

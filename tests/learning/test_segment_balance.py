@@ -24,7 +24,7 @@ ARGUMENTS = {
 
 
 def balance_of(arguments):
-    shape = {f.name: arguments[f.name] for f in dataclasses.fields(SegmentShape)}
+    shape = {f.name: arguments[f.name] for f in dataclasses.fields(SegmentShape) if f.name in arguments}
     return SegmentBalance(
         SegmentShape(**shape), **{name: value for name, value in arguments.items() if name not in shape}
     )
@@ -501,3 +501,12 @@ def test_slots_for(discipline, rings, length, batch, queue, slots):
         segments_per_batch=batch,
         queue_batches=queue,
     )
+
+
+def test_a_step_of_several_agents_inserts_a_sample_of_each():
+    balance = make(num_agents=4, samples_per_insert=2.0)
+    balance.inserted(100)
+    balance.sampled(600)
+    statistics = balance.statistics()
+    assert statistics["async/samples_per_insert_target"] == 2.0
+    assert statistics["async/samples_per_insert"] == 1.5 and balance.cursor == 2.0 * 4 * 100 - 600

@@ -49,12 +49,12 @@ class FakeCore:
     weight_count = 3
 
     def __init__(self, steps: int = 2, reuse: int = 0) -> None:
-        self.steps, self.reuse = steps, reuse
+        self.steps, self.most_reuses = steps, reuse
         self.batches: list[list[Seen]] = []
         self.stamps: list[list[list[int]]] = []
         self.staleness: list[int] = []
         self.progress: list[float] = []
-        self.finished = self.samples = self.left = self.again_calls = 0
+        self.finished = self.samples = self.left = self.reuses = 0
         self.weights_are = np.float32(0)
 
     def begin(self, segments: Sequence[Segment], progress: float) -> None:
@@ -63,7 +63,7 @@ class FakeCore:
         self.stamps.append([s.version.tolist() for s in segments])
         self.staleness.append(max(int(s.staleness.max()) for s in segments))
         self.progress.append(progress)
-        self.left, self.again_calls = self.steps, 0
+        self.left, self.reuses = self.steps, 0
 
     def step(self) -> bool:
         assert self.left > 0, "a step needs a batch"
@@ -73,10 +73,10 @@ class FakeCore:
             self.finished += 1
         return self.left > 0
 
-    def again(self) -> bool:
-        if self.again_calls == self.reuse:
+    def reuse(self) -> bool:
+        if self.reuses == self.most_reuses:
             return False
-        self.again_calls, self.left = self.again_calls + 1, self.steps
+        self.reuses, self.left = self.reuses + 1, self.steps
         return True
 
     def batch(self) -> Mapping[str, Any]:

@@ -214,7 +214,7 @@ def updated(**options: Any) -> np.ndarray:
     """Weights of DQN after three updates on one batch of images."""
     algorithm = DQN(frame_stack=2, dueling=True, **options)
     core, rng = algorithm.make_updater(IMAGES, "cpu", 0), np.random.default_rng(0)
-    batch = Batch.allocate(16, algorithm.seen(IMAGES))
+    batch = Batch.allocate(16, algorithm.stacked_spec(IMAGES))
     batch.obs[:], batch.next_obs[:] = images(16), images(16)[::-1]
     batch.action[:] = rng.integers(0, 3, batch.action.shape)
     batch.reward[:], batch.discount[:], batch.weight[:] = rng.normal(size=16), 0.9, 1.0
@@ -246,7 +246,7 @@ def test_updates_as_a_graph_and_in_bfloat16() -> None:
 def test_loss_falls_on_a_fixed_batch_of_images(algorithm: Any, action: Any) -> None:
     spec = replace(IMAGES, action=action)
     core, rng = algorithm.make_updater(spec, "cpu", 0), np.random.default_rng(0)
-    batch = Batch.allocate(16, algorithm.seen(spec))
+    batch = Batch.allocate(16, algorithm.stacked_spec(spec))
     batch.obs[:], batch.next_obs[:] = images(16), images(16)[::-1]
     batch.action[:] = rng.integers(0, 2, batch.action.shape)
     batch.reward[:], batch.discount[:], batch.weight[:] = rng.normal(size=16), 0.0, 1.0
@@ -259,7 +259,7 @@ def test_loss_falls_on_a_fixed_batch_of_images(algorithm: Any, action: Any) -> N
 
 def test_state_of_a_convolutional_learner_goes_on_to_the_same_numbers() -> None:
     algorithm = DQN(frame_stack=2, dueling=True)
-    batch = Batch.allocate(8, algorithm.seen(IMAGES))
+    batch = Batch.allocate(8, algorithm.stacked_spec(IMAGES))
     batch.obs[:], batch.next_obs[:], batch.action[:] = images(8), images(8), 1
     batch.reward[:], batch.discount[:], batch.weight[:] = 1.0, 0.9, 1.0
     first, second = (algorithm.make_updater(IMAGES, "cpu", seed) for seed in (0, 1))

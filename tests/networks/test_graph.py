@@ -85,7 +85,7 @@ def operations_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def batches(algorithm: Any, spec: EnvSpec, count: int) -> Iterator[Batch]:
     rng = np.random.default_rng(0)
     for _ in range(count):
-        batch = Batch.allocate(8, algorithm.seen(spec))
+        batch = Batch.allocate(8, algorithm.stacked_spec(spec))
         for obs in (batch.obs, batch.next_obs):
             obs[:] = rng.integers(0, 2 if spec is MASKED else 256, obs.shape)
         batch.action[:] = rng.integers(0, 3, 8)

@@ -83,7 +83,7 @@ def test_without_deviations_there_is_no_noise() -> None:
 @pytest.mark.parametrize("record", [DQN, C51, QRDQN, Rainbow])
 def test_images_are_learned_with_noise_and_the_state_goes_on(record: Any) -> None:
     algorithm = record(frame_stack=2, noisy=True, learning_rate=1e-3)
-    batch = Batch.allocate(16, algorithm.seen(IMAGES))
+    batch = Batch.allocate(16, algorithm.stacked_spec(IMAGES))
     batch.obs[:], batch.next_obs[:], batch.action[:] = frames(16), frames(16, 1), np.arange(16) % 3
     batch.reward[:], batch.discount[:], batch.weight[:] = batch.action, 0.0, 1.0
     core, other = (algorithm.make_updater(IMAGES, "cpu", seed) for seed in (0, 1))

@@ -16,6 +16,7 @@ from asyncrl.interfaces import (
     RESET,
     TERMINATED,
     TRUNCATED,
+    Agent,
     Batch,
     BoxAction,
     DiscreteAction,
@@ -43,14 +44,14 @@ class RandomActor:
 
     def __init__(self, writer: RingWriter, rows: list[SlowRow], rng: np.random.Generator) -> None:
         self.writer, self.rows, self.rng = writer, rows, rng
-        self.flags = np.zeros(writer.num_envs, np.uint8)
+        self.gone = np.zeros((writer.environments, writer.layout.spec.num_agents), np.bool_)
         self.version = self.policy_updates = self.incarnation = 0
         self.next_obs: Any = None
 
     def restart(self) -> None:
         """Begin a new life: the observation without action is replaced, and episodes begin anew."""
         self.incarnation += 1
-        self.flags[:] = 0
+        self.gone[:] = False
         self.next_obs = None
 
     def poison(self) -> None:
@@ -86,15 +87,15 @@ class RandomActor:
         if self.next_obs is None:
             self.next_obs = self._random(w.obs[:, slot])
             w.obs[:, slot] = self.next_obs
-        ended = self.flags & (TERMINATED | TRUNCATED) != 0
+        ended, over = self.gone.reshape(-1), self.gone.all(axis=1, keepdims=True)
         chance = self.rng.random(w.num_envs)
         flags = np.select([ended, chance < 0.1, chance < 0.2, chance < 0.23], [RESET, 1, 2, 3], 0)
-        self.flags = flags.astype(np.uint8)
+        flags = flags.astype(np.uint8)
         row = SlowRow(
             obs=self.next_obs,
             action=self._random(w.action[:, slot]),
             reward=np.where(ended, 0, self._random(w.reward[:, slot])).astype(np.float32),
-            flags=self.flags.copy(),
+            flags=flags,
             version=self.version,
             policy_updates=self.policy_updates,
             incarnation=self.incarnation,
@@ -107,6 +108,7 @@ class RandomActor:
         w.incarnation[slot] = row.incarnation
         self.next_obs = self._random(w.obs[:, after])
         w.obs[:, after] = self.next_obs
+        self.gone = (self.gone | (flags & (TERMINATED | TRUNCATED) != 0).reshape(self.gone.shape)) & ~over
         self.rows.append(row)
         w.publish()
 
@@ -195,6 +197,9 @@ class SequenceRig(Rig):
 
 
 DEFAULT_SPEC = EnvSpec("random", (3,), "float32", DiscreteAction(5))
+AGENTS_SPEC = EnvSpec(
+    "agents", (3,), "float32", DiscreteAction(5), agents=tuple(Agent(name) for name in ("a", "b", "c"))
+)
 FRAMES_SPEC = EnvSpec("frames", (5, 3), "uint8", BoxAction((-1.0,) * 3, (1.0,) * 3, (3,)))
 EXTRAS = (FieldSpec("log_probability", (), "float32"), FieldSpec("hidden", (2, 3), "float64"))
 
@@ -249,6 +254,7 @@ def rig(
             burn_in=burn_in,
             length=length,
             period=period,
+            num_agents=spec.num_agents,
         )
         actors = [
             RandomActor(RingWriter(segment, layout), twin.rows[r], rng) for r, segment in enumerate(segments)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numba import njit
 from replay_rig import (
+    AGENTS_SPEC,
     EPS,
     EXTRAS,
     FRAMES_SPEC,
@@ -56,6 +57,25 @@ def test_random_operations_agree_with_the_twin(
         assert r.twin.ignored > 0
         assert len(r.twin.maxima) > 4 * 3, "windows must follow one another"
         assert max(len(rows) for rows in r.twin.rows) > 2 * slots, "the rings must wrap"
+
+
+@pytest.mark.parametrize("sequences", [None, (2, 3, 2)])
+@pytest.mark.parametrize("seed", range(3))
+def test_random_operations_agree_with_the_twin_for_agents_that_wait(
+    seed: int, sequences: tuple[int, int, int] | None
+) -> None:
+    """Agents that have ended have several RESET rows; a step is one of an environment, a sample one of an agent."""
+    options: dict[str, Any] = {"n_step": 3, "frame_stack": 2, "spec": AGENTS_SPEC, "window": 3}
+    with rig(seed, rings=2, envs=6, slots=32, sequences=sequences, **options) as r:
+        batch, old = r.batch(16), []
+        for _ in range(400):
+            random_operation(r, batch, old)
+            check_against_twin(r)
+        flags = np.concatenate([row.flags for row in r.twin.rows[0]]).reshape(-1, 3)
+        assert ((flags == 4).any(axis=1) & ~(flags == 4).all(axis=1)).sum() > 50, "agents waited"
+        assert (
+            r.twin.inserted < (np.concatenate([row.flags for rows in r.twin.rows for row in rows]) != 4).sum()
+        )
 
 
 def test_random_operations_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:

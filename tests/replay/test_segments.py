@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 from oracles import SlowRow
-from replay_rig import DEFAULT_SPEC, EXTRAS, FRAMES_SPEC, RandomActor
+from replay_rig import AGENTS_SPEC, DEFAULT_SPEC, EXTRAS, FRAMES_SPEC, RandomActor
 from waiting import PATIENCE_SECONDS
 
 from asyncrl import interfaces as core
 from asyncrl.errors import RingCorrupt
-from asyncrl.interfaces import RESET, TERMINATED, DiscreteAction, EnvSpec, FieldSpec
+from asyncrl.interfaces import RESET, DiscreteAction, EnvSpec, FieldSpec
 from asyncrl.replay import SegmentQueue
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment
 from asyncrl.shm.ring_layout import PUBLISHED
@@ -34,6 +34,7 @@ class SlowQueue:
 
     rows: list[list[SlowRow]]
     length: int
+    num_agents: int = 1
     seen: list[int] = field(default_factory=list)
     waiting: list[tuple[int, int]] = field(default_factory=list)  # (ring, index of the segment), by arrival
     taken: list[tuple[int, int]] = field(default_factory=list)
@@ -45,7 +46,8 @@ class SlowQueue:
 
     def steps(self, ring: int, index: int) -> int:
         part = self.rows[ring][index * self.length : (index + 1) * self.length]
-        return sum(not flag & RESET for row in part for flag in row.flags.tolist())
+        groups = (row.flags.reshape(-1, self.num_agents) for row in part)
+        return sum(any(not flag & RESET for flag in group) for row in groups for group in row.tolist())
 
     def poll(self) -> int:
         """Return the first new segment of every ring, then the second of every ring, ..."""
@@ -132,7 +134,7 @@ def rig(
     memory = [Segment.create(f"ring {r}", layout.arrays(), poison=True) for r in range(rings)]
     try:
         queue = SegmentQueue([RingReader(m, layout) for m in memory], length=length)
-        twin = SlowQueue([[] for _ in memory], length)
+        twin = SlowQueue([[] for _ in memory], length, spec.num_agents)
         actors = [RandomActor(RingWriter(m, layout), twin.rows[r], rng) for r, m in enumerate(memory)]
         yield Rig(queue, twin, actors)
     finally:
@@ -143,7 +145,7 @@ def rig(
 def restart(actor: RandomActor) -> None:
     """Begin a new life whose first row is a RESET row at the last observation of the old life."""
     actor.incarnation += 1
-    actor.flags[:] = TERMINATED  # so that the next row is a RESET row
+    actor.gone[:] = True  # so that the next row is a RESET row
 
 
 # ---- random operations ---------------------------------------------------------------------------
@@ -157,11 +159,13 @@ def restart(actor: RandomActor) -> None:
         (16, 5, 3, FRAMES_SPEC, EXTRAS),
         (8, 7, 2, DEFAULT_SPEC, EXTRAS),
         (8, 1, 2, FRAMES_SPEC, ()),
+        (16, 5, 2, AGENTS_SPEC, EXTRAS),
     ],
 )
 def test_random_operations_agree_with_a_queue_of_lists(slots, length, rings, spec, extras):
     rng = np.random.default_rng(slots + length)
-    with rig(slots, rings=rings, slots=slots, length=length, spec=spec, extras=extras) as r:
+    streams = 2 * spec.num_agents
+    with rig(slots, rings=rings, envs=streams, slots=slots, length=length, spec=spec, extras=extras) as r:
         queue, twin = r.queue, r.twin
         held: list[core.Segment] = []
         each = 0

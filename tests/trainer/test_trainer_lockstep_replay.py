@@ -22,8 +22,7 @@ from waiting import wait_until
 
 from asyncrl import C51, DDPG, DQN, QRDQN, SAC, TD3, TQC, CrossQ, Rainbow, Trainer
 from asyncrl.learning import replay_loop
-from asyncrl.learning.policy_lag import PolicyLagMeter
-from asyncrl.learning.replay_loop import ReplayLoop
+from asyncrl.learning.replay_loop import PolicyLagMeter, ReplayLoop
 
 UPDATES = 250
 FEW_UPDATES = 100

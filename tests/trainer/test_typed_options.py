@@ -16,7 +16,7 @@ class Mine(Callback):
 
     def on_report(self, trainer: Trainer, snapshot: Snapshot) -> bool:
         """Stop after ten updates."""
-        return snapshot.updates < 10
+        return bool(snapshot.updates < 10)
 
 
 def test_what_is_right_is_taken_by_both() -> None:

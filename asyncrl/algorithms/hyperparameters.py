@@ -1,0 +1,131 @@
+"""Base of the records of all algorithms: presets, checks of the options, and the network for an environment."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, Self
+
+from asyncrl.acting.images import NetworkName, choose_network, with_shape
+from asyncrl.acting.layouts import NetworkFactory
+from asyncrl.acting.schedules import Rate
+from asyncrl.algorithms.other_names import unknown_option
+from asyncrl.algorithms.preset_files import load_presets
+from asyncrl.interfaces import EnvSpec
+from asyncrl.options import check_options
+
+
+class Hyperparameters:
+    """Base of the records of all algorithms, which are frozen dataclasses.
+
+    It has no options of its own. `OffPolicy` and `OnPolicy` list those of their algorithms, among them the ones below.
+
+    Raises:
+        ValueError: an option, also one of a subclass, has the wrong type or is outside its range; the text begins with
+            the option's name.
+    """
+
+    name: ClassVar[str]
+    takes_images: ClassVar[bool] = True
+
+    learning_rate: Rate
+    learning_rate_schedule: str
+    discipline: str
+    frame_stack: int
+    network: NetworkName | tuple[int, ...] | NetworkFactory | None
+    inference: Literal["actor", "server"]
+
+    def __new__(cls, *values: object, **options: object) -> Self:
+        """Raise TypeError for an unknown option, or a value without a name.
+
+        The message translates names of other libraries to ours, and `PPO("MlpPolicy", env)` of Stable-Baselines3.
+        """
+        known = cls.__dict__.get("__dataclass_fields__", {})
+        if values and known and all(field.kw_only for field in known.values() if field.init):
+            raise TypeError(
+                f"{cls.__name__} takes options by name only, got {str(values[0])[:60]!r}; the environment is Trainer's "
+                f'and decides the network: Trainer("CartPole-v1", {cls.__name__}()).learn(total_steps=...)'
+            )
+        for name in options:
+            if known and name not in known:
+                raise TypeError(unknown_option(name, known, cls.__name__))
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        if self.network is None:
+            object.__setattr__(self, "network", "auto")
+        if isinstance(self.network, tuple | list):
+            object.__setattr__(self, "hidden_sizes", tuple(self.network))
+            object.__setattr__(self, "network", "mlp")
+        check_options(self, keep=("network",) if callable(self.network) else ())
+        if callable(self.learning_rate) and self.learning_rate_schedule != "constant":
+            raise ValueError(
+                "learning_rate_schedule must be constant where learning_rate is a function, got linear"
+            )
+        self._require_servable()
+
+    def _require_servable(self) -> None:
+        """Raise ValueError if an inference server cannot run the policy's network; see also `acting.network_policy`."""
+        if self.inference == "actor":
+            return
+        if getattr(self, "noisy", False):
+            raise ValueError(
+                "inference must be actor where noisy is set, got server: actors draw each row's noise"
+            )
+        if getattr(self, "recurrent", "none") != "none":
+            raise ValueError(
+                "inference must be actor where recurrent is set, got server: actors keep the state"
+            )
+
+    @classmethod
+    def preset(cls, env_name: str, **overrides: Any) -> Self:
+        """Record with the preset of an environment's id (defaults without one) and `overrides` applied.
+
+        With a network of one's own the preset's heads (`dueling`, `noisy`) are left out, with a learning rate that is a
+        function the preset's schedule.
+        """
+        preset = load_presets(cls.name).get(env_name)
+        tuned = dict(preset.algorithm) if preset else {}
+        if callable(overrides.get("network")):
+            tuned = {name: value for name, value in tuned.items() if name not in ("dueling", "noisy")}
+        if callable(overrides.get("learning_rate")):
+            tuned.pop("learning_rate_schedule", None)
+        return cls(**{**tuned, **overrides})
+
+    @classmethod
+    def preset_options(cls, env_name: str) -> dict[str, Any]:
+        """Options of the run that belong to the preset, as a new dict."""
+        preset = load_presets(cls.name).get(env_name)
+        return dict(preset.run) if preset else {}
+
+    @property
+    def exact(self) -> bool:
+        """Whether the numbers of a run do not depend on timing: every discipline but the relaxed one."""
+        return self.discipline != "relaxed"
+
+    @property
+    def own_network(self) -> NetworkFactory | None:
+        """Network factory given by the user; None if `network` is a name."""
+        return self.network if callable(self.network) else None
+
+    def stacked_spec(self, spec: EnvSpec) -> EnvSpec:
+        """Specification of an environment with observations in stacks of `frame_stack`, as the policy sees it."""
+        return spec if spec.frame_stack > 1 else spec.stacked(self.frame_stack)
+
+    def network_for(
+        self, spec: EnvSpec, value_outputs: int = 0, noisy_sigma: float = 0.0
+    ) -> NetworkFactory | None:
+        """Network factory for the stacked observations of `spec`; None stands for a perceptron.
+
+        Args:
+            spec: the environment.
+            value_outputs: outputs of the value stream of a dueling network, else 0.
+            noisy_sigma: initial standard deviation of noisy layers, 0 without them; perceptrons handle noise elsewhere.
+
+        Raises:
+            SpacesDoNotFit: the requested network does not support these observations (ASYNC005).
+        """
+        seen, network = self.stacked_spec(spec), self.network
+        if callable(network):
+            made: Any = with_shape(network, seen)
+            return made  # type: ignore[no-any-return]
+        assert isinstance(network, str)
+        return choose_network(network, seen, value_outputs, noisy_sigma)

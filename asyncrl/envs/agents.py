@@ -1,0 +1,442 @@
+"""Environments of several agents as arrays with one row per agent; the only module that uses PettingZoo.
+
+    PettingZoo's parallel API        taken as it is
+    PettingZoo's AEC API             converted by PettingZoo, where the agents take turns in a fixed order and nothing
+                                     changes before the last one has acted
+    gymnasium with Tuple spaces      one part for each agent and a reward for each (LBF, RWARE): `TupleAgents`
+
+All agents share one policy, so they have one form of observation and one action space. `pad_spaces` makes them equal,
+`agent_id` tells the policy which agent it acts for. Both change an agent's own observation in `AgentView`, which a
+saved policy uses as well.
+
+An agent may end before the others, or take no part in an episode at all: it *waits* until the environment is reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from gymnasium import Env, spaces
+from numpy.typing import NDArray
+
+from asyncrl.envs import checks as env_checks
+from asyncrl.envs.observations import AGENT_KEY, MASK_KEY, OWN_KEY, agent_views, stored_as
+from asyncrl.envs.packing import STRUCTURED, Packing, leaves_of, mask_size
+from asyncrl.errors import (
+    ConfigurationError,
+    EnvironmentNotBuilt,
+    ObservationOffSpace,
+    ParallelAPIBroken,
+    SpacesDoNotFit,
+    error_text,
+)
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Agent
+
+
+class _Choice:
+    """Wrapper that has no effect but that `agents_of` finds it."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+
+class AgentId(_Choice):
+    """The option `agent_id`: the policy also sees which agent it acts for."""
+
+
+class PadSpaces(_Choice):
+    """The option `pad_spaces`: shorter observations and smaller numbers of actions are padded to the largest."""
+
+
+def agents_of(name: str, env: Any) -> AgentsEnv | None:
+    """Return the environment of several agents that `env` is; None if it has one agent.
+
+    Raises:
+        ConfigurationError: `agent_id` or `pad_spaces` is set for an environment of one agent (ASYNC017).
+        EnvironmentNotBuilt: its agents take turns and cannot act at once (ASYNC004).
+        SpacesDoNotFit: its agents have different spaces (ASYNC005).
+    """
+    chosen = set[type]()
+    while isinstance(env, _Choice):
+        chosen.add(type(env))
+        env = env.env
+    parallel = _parallel(name, env)
+    if parallel is not None:
+        return AgentsEnv(name, parallel, agent_id=AgentId in chosen, pad_spaces=PadSpaces in chosen)
+    if chosen:
+        options = " and ".join(sorted("agent_id" if c is AgentId else "pad_spaces" for c in chosen))
+        raise ConfigurationError(
+            f"{options} must be false for {name}, which has one agent", fix=f"leave {options} out"
+        )
+    return None
+
+
+def _parallel(name: str, env: Any) -> Any:
+    """Return an environment with PettingZoo's parallel API; None for one of one agent."""
+    if isinstance(env, Env):
+        parts = [
+            getattr(env, f"{what}_space").spaces for what in ("observation", "action") if _is_tuple(env, what)
+        ]
+        return TupleAgents(env) if len(parts) == 2 and len(parts[0]) == len(parts[1]) > 1 else None
+    if not hasattr(env, "possible_agents"):
+        return None
+    if not hasattr(env, "agent_iter"):
+        return env
+    if not env.metadata.get("is_parallelizable", False):
+        raise EnvironmentNotBuilt(
+            f"The agents of {name} take turns, and a run needs environments whose agents act at once.",
+            facts={"metadata['is_parallelizable']": env.metadata.get("is_parallelizable")},
+            fix="give an environment with PettingZoo's parallel API; where nothing changes before the last agent of a "
+            "round has acted, set metadata['is_parallelizable'] = True in its class",
+        )
+    from pettingzoo.utils.conversions import aec_to_parallel
+
+    return aec_to_parallel(env)
+
+
+def _is_tuple(env: Any, what: str) -> bool:
+    return isinstance(getattr(env, f"{what}_space"), spaces.Tuple)
+
+
+class TupleAgents:
+    """PettingZoo's parallel API for a gymnasium environment whose spaces are Tuples with a part for each agent.
+
+    All agents end together: when the environment's flag, or its flags of all agents, are set.
+
+    Args:
+        env: the environment; its rewards are a sequence with one number per agent.
+    """
+
+    def __init__(self, env: Env[Any, Any]) -> None:
+        self.env, self.metadata, self.render_mode, self.spec = env, env.metadata, env.render_mode, env.spec
+        observed, acted = env.observation_space, env.action_space
+        assert isinstance(observed, spaces.Tuple) and isinstance(acted, spaces.Tuple)
+        self.possible_agents = [f"agent_{n}" for n in range(len(acted.spaces))]
+        self._observed = dict(zip(self.possible_agents, observed.spaces, strict=True))
+        self._acted = dict(zip(self.possible_agents, acted.spaces, strict=True))
+        self.agents: list[str] = []
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        """Observation space of an agent."""
+        return self._observed[agent]
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        """Action space of an agent."""
+        return self._acted[agent]
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Begin an episode; returns observations and infos by agent."""
+        observations, _ = self.env.reset(seed=seed, options=options)
+        self.agents = list(self.possible_agents)
+        return self._by_agent("observation", observations), {agent: {} for agent in self.agents}
+
+    def step(self, actions: Mapping[str, Any]) -> Any:
+        """Let all agents act; returns observations, rewards, terminations, truncations and infos by agent."""
+        observations, rewards, terminated, truncated, _ = self.env.step(
+            tuple(actions[agent] for agent in self.possible_agents)
+        )
+        over = bool(np.all(terminated)), bool(np.all(truncated))
+        agents, self.agents = self.agents, [] if any(over) else self.agents
+        ends = (dict.fromkeys(agents, flag) for flag in over)
+        infos: dict[str, Any] = {agent: {} for agent in agents}
+        return self._by_agent("observation", observations), self._by_agent("reward", rewards), *ends, infos
+
+    def render(self) -> Any:
+        """See `gymnasium.Env.render`."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    def _by_agent(self, what: str, values: Any) -> dict[str, Any]:
+        if np.ndim(values) == 0 or len(values) != len(self.possible_agents):
+            raise ParallelAPIBroken(
+                f"An environment of {len(self.possible_agents)} agents returned {what} {values!r}.",
+                facts={"environment": type(self.env.unwrapped).__qualname__},
+                fix=f"return a tuple with one {what} per agent, as its Tuple spaces say",
+            )
+        return dict(zip(self.possible_agents, values, strict=True))
+
+
+class AgentsEnv:
+    """Environment of N agents with one policy. The arrays that `reset` and `step` return have axis 0 = N.
+
+    Args:
+        name: name in messages.
+        parallel: environment with PettingZoo's parallel API.
+        agent_id, pad_spaces: see `TrainerConfig`.
+
+    Attributes:
+        parallel: as given.
+        agents_spec: the agents, in the order of the rows; for `checks.spec_of`.
+        observation_space, action_space: of one agent, as the policy sees them.
+        packed_leaves, unread: of the rows of structured observations; not set if observations are arrays.
+        obs: `[N, *obs_shape]`, newest observation of every agent, of a waiting agent its last one (0 if it has taken no
+            part in the episode).
+        flags: `[N]` uint8, flags of the last step: RESET for agents that waited.
+        live: `[N]` bool, agents that act in the next step; none of them once the episode is over.
+
+    Raises:
+        SpacesDoNotFit: the agents have different spaces (ASYNC005).
+    """
+
+    def __init__(self, name: str, parallel: Any, *, agent_id: bool = False, pad_spaces: bool = False) -> None:
+        self._name, self.parallel = name, parallel
+        self._keys = list(parallel.possible_agents)
+        self._index = {key: n for n, key in enumerate(self._keys)}
+        self.metadata = getattr(parallel, "metadata", None) or {}
+        self.render_mode = getattr(parallel, "render_mode", None)
+        limit = getattr(getattr(parallel, "unwrapped", None), "max_cycles", None)
+        limits = SimpleNamespace(max_episode_steps=limit, reward_threshold=None)
+        self.spec = getattr(parallel, "spec", None) or limits
+        self.agents_spec, seen, self.action_space = self._shared_spaces(agent_id, pad_spaces)
+        self.observation_space, self._packing = seen, None
+        if isinstance(seen, STRUCTURED) and (leaves := leaves_of(seen)):
+            self._packing = Packing(seen, leaves)
+            self.observation_space = self._packing.space
+            self.packed_leaves, self.unread = leaves, self._packing.unread
+        views = agent_views(self.agents_spec, getattr(self, "packed_leaves", ()))
+        self._views = [views[agent.name] for agent in self.agents_spec]
+        self._shape = tuple(self.observation_space.shape or ())
+        self._dtype = np.dtype(self.observation_space.dtype)
+        count = len(self._keys)
+        self.obs: NDArray[Any] = np.zeros((count, *self._shape), self._dtype)
+        self.flags: NDArray[np.uint8] = np.zeros(count, np.uint8)
+        self.live: NDArray[np.bool_] = np.zeros(count, np.bool_)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Begin an episode; returns `obs`, which the next call overwrites, and the infos by agent.
+
+        Raises:
+            ParallelAPIBroken, ObservationOffSpace, NonFiniteStep: see `step`.
+        """
+        returned = self.parallel.reset(seed=seed, options=options)
+        observations, infos = _dicts(self._name, "reset", returned, ("observations", "infos"))
+        self.live[:] = False
+        self.obs[:] = 0
+        for key in self.parallel.agents:
+            n = self._index.get(key)
+            if n is None or key not in observations:
+                what = (
+                    "is not one of possible_agents" if n is None else "is in agents, and has no observation"
+                )
+                raise self._broken("reset", f"agent {key} {what}")
+            self.live[n] = True
+            self._store(n, "reset", observations[key], infos.get(key))
+        if not self.live.any():
+            raise self._broken("reset", "no agent takes part in the episode")
+        return self.obs, infos
+
+    def step(self, actions: Sequence[Any]) -> tuple[Any, ...]:
+        """Let the live agents act.
+
+        Args:
+            actions: one per agent, in the environment's form; those of waiting agents are ignored.
+
+        Returns:
+            `obs` and `[N]` rewards, terminations, truncations, 0 and False for agents that waited, and the infos by
+            agent. `obs` is overwritten by the next call.
+
+        Raises:
+            ParallelAPIBroken: the result is not that of the parallel API, or an agent acts again after it has ended
+                (ASYNC034).
+            ObservationOffSpace: an observation does not have the shape and dtype of its space (ASYNC012).
+            NonFiniteStep: an observation that is stored as bytes is not finite (ASYNC011).
+        """
+        acting = self.live.tolist()
+        taken = {key: action for key, action, acts in zip(self._keys, actions, acting, strict=True) if acts}
+        returned = self.parallel.step(taken)
+        observations, rewards, terminated, truncated, infos = _dicts(self._name, "step", returned, _STEP)
+        stays = [False] * len(acting)
+        for key in self.parallel.agents:
+            n = self._index.get(key)
+            if n is None or not acting[n]:
+                what = "is not one of possible_agents" if n is None else "begins within an episode"
+                raise self._broken("step", f"agent {key} {what}")
+            stays[n] = True
+        row: list[Any] = [0.0] * len(acting)
+        for n, key in enumerate(self._keys):
+            if not acting[n]:
+                self.flags[n] = RESET
+                continue
+            try:
+                row[n], ends = rewards[key], (terminated[key], truncated[key])
+            except KeyError as error:
+                raise self._broken(
+                    "step", f"agent {key} acted, and {_missing(key, rewards, terminated)}"
+                ) from error
+            # An agent that has left without a flag was cut off from outside.
+            flags = (TERMINATED if ends[0] else 0) | (TRUNCATED if ends[1] else 0) or (
+                0 if stays[n] else TRUNCATED
+            )
+            self.flags[n], self.live[n] = flags, flags == 0
+            if key in observations:  # of an agent that has ended it may be missing: the last one stays
+                self._store(n, "step", observations[key], infos.get(key))
+            elif not flags:
+                raise self._broken("step", f"agent {key} goes on, and has no observation")
+        ended = (self.flags & flag != 0 for flag in (TERMINATED, TRUNCATED))
+        return self.obs, self._rewards(row), *ended, infos
+
+    def render(self) -> Any:
+        """Render the environment."""
+        return self.parallel.render()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.parallel.close()
+
+    def _store(self, n: int, call: str, obs: Any, info: Any) -> None:
+        """Write the newest observation of agent n, which `reset` or `step` returned."""
+        if self._packing is not None:
+            mask = info.get(MASK_KEY) if info else None
+            try:
+                obs = self._views[n](obs, mask)
+            except (KeyError, ValueError) as error:
+                raise ObservationOffSpace(
+                    f"An observation of {self._name} is off its space: {error_text(error)}",
+                    facts={"agent": self.agents_spec[n].name, "call": call},
+                    fix="return what the agent's observation_space says",
+                ) from error
+            obs = self._packing(obs)
+        elif not (type(obs) is np.ndarray and obs.shape == self._shape and obs.dtype == self._dtype):
+            name = f"{self._name}, agent {self.agents_spec[n].name}"
+            obs = env_checks.check_observation(name, call, obs, self._shape, self._dtype)
+        self.obs[n] = obs
+
+    def _rewards(self, values: list[Any]) -> NDArray[np.float64]:
+        array = np.asarray(values) if all(np.ndim(value) == 0 for value in values) else np.empty(0, object)
+        if array.size and array.dtype.kind not in "fiub" and not env_checks.is_real(array):
+            array = np.empty(0, object)
+        if not array.size:
+            raise self._broken("step", f"the rewards are {values!r}, and must be a number for each agent")
+        return array.astype(np.float64)
+
+    def _broken(self, call: str, what: str) -> ParallelAPIBroken:
+        return _broken(self._name, call, what)
+
+    # --- one form for all agents -------------------------------------------------------------------------------------
+
+    def _shared_spaces(
+        self, agent_id: bool, pad_spaces: bool
+    ) -> tuple[tuple[Agent, ...], spaces.Space[Any], spaces.Space[Any]]:
+        """Return the agents, and the observation as the policy sees it and the action space of each of them."""
+        keys, parallel = self._keys, self.parallel
+        if not keys or len(set(map(str, keys))) < len(keys):
+            raise self._broken(
+                "the constructor", f"possible_agents is {keys!r}, and must name every agent once"
+            )
+        observed = [parallel.observation_space(key) for key in keys]
+        acted = [parallel.action_space(key) for key in keys]
+        values = _lengths(observed) if pad_spaces else []
+        choices = _choices(acted) if pad_spaces else []
+        longest, most = max(values, default=0), max(choices, default=0)
+        masked = self._masked(observed, acted)
+        in_observation = [isinstance(space, spaces.Dict) and MASK_KEY in space.spaces for space in observed]
+        if choices:
+            acted = [spaces.Discrete(most, start=int(acted[0].start))] * len(keys)
+        extra = bool(values or choices or agent_id or masked != in_observation)
+        if extra:
+            size = mask_size(acted[0]) if choices or any(masked) else None
+            observed = [self._seen(space, longest, size, agent_id) for space in observed]
+        self._require_one_form(observed, acted)
+        agents = tuple(
+            Agent(
+                str(key),
+                values[n] if values and values[n] < longest else None,
+                choices[n] if choices and choices[n] < most else None,
+                masked[n],
+            )
+            for n, key in enumerate(keys)
+        )
+        return agents, observed[0], acted[0]
+
+    def _masked(self, observed: list[Any], acted: list[Any]) -> list[bool]:
+        """Whether each agent has action masks: in its observation, or in the infos of an episode begun for this."""
+        masked = [isinstance(space, spaces.Dict) and MASK_KEY in space.spaces for space in observed]
+        if any(masked) or any(mask_size(space) is None for space in acted):
+            return masked
+        infos = _dicts(self._name, "reset", self.parallel.reset(), ("observations", "infos"))[1]
+        return [MASK_KEY in (infos.get(key) or {}) for key in self._keys]
+
+    def _seen(self, own: Any, longest: int, choices: int | None, agent_id: bool) -> spaces.Space[Any]:
+        """Return the space of what `AgentView` makes of an observation of the space `own`."""
+        parts = dict(own.spaces) if isinstance(own, spaces.Dict) else {OWN_KEY: own}
+        if longest:
+            parts[OWN_KEY] = spaces.Box(-np.inf, np.inf, (longest,), np.float32)
+        if choices is not None:
+            parts[MASK_KEY] = spaces.MultiBinary(choices)
+        if agent_id and AGENT_KEY in parts:
+            raise ConfigurationError(
+                f"agent_id must be false for {self._name}: its observations have a part {AGENT_KEY!r} already",
+                fix="leave agent_id out",
+            )
+        if agent_id:
+            parts[AGENT_KEY] = spaces.Discrete(len(self._keys))
+        return spaces.Dict(parts)
+
+    def _require_one_form(self, observed: list[Any], acted: list[Any]) -> None:
+        """Raise `SpacesDoNotFit` unless all agents have one form of observation and one action space."""
+        for what, found, form in (("observation", observed, _form), ("action", acted, repr)):
+            for key, space in zip(self._keys, found, strict=True):
+                if form(space) != form(found[0]):
+                    raise SpacesDoNotFit(
+                        f"All agents of {self._name} share one policy, and their {what} spaces differ.",
+                        facts={f"agent {self._keys[0]}": found[0], f"agent {key}": space},
+                        fix="pad_spaces=True (--pad-spaces) pads vectors and discrete actions; other spaces must be "
+                        "made equal by a wrapper",
+                    )
+
+
+_STEP = ("observations", "rewards", "terminations", "truncations", "infos")
+
+
+def _dicts(name: str, call: str, returned: Any, what: tuple[str, ...]) -> tuple[Any, ...]:
+    """Return the result of a call if it is a tuple of dicts by agent. Raises `ParallelAPIBroken`."""
+    parts = returned if isinstance(returned, tuple) else ()
+    if len(parts) == len(what) and all(isinstance(part, Mapping) for part in parts):
+        return parts
+    kinds = ", ".join(type(part).__name__ for part in parts)
+    got = f"a tuple ({kinds})" if kinds else type(returned).__name__
+    raise _broken(name, call, f"it returned {got}, and must return dicts by agent: {', '.join(what)}")
+
+
+def _missing(key: Any, rewards: Mapping[Any, Any], terminated: Mapping[Any, Any]) -> str:
+    what = "reward" if key not in rewards else "termination" if key not in terminated else "truncation"
+    return f"has no {what}"
+
+
+def _broken(name: str, call: str, what: str) -> ParallelAPIBroken:
+    return ParallelAPIBroken(
+        f"The environment {name} does not keep PettingZoo's parallel API: in {call} {what}.",
+        fix="change the environment; pettingzoo.test.parallel_api_test finds more of this",
+    )
+
+
+def _form(space: Any) -> object:
+    """What a policy needs to know of observations: shapes and dtypes, not bounds."""
+    if isinstance(space, STRUCTURED):
+        leaves = leaves_of(space)
+        return repr(space) if leaves is None else tuple(stored_as(leaf) for leaf in leaves)
+    return type(space).__name__, space.shape, space.dtype
+
+
+def _lengths(observed: list[Any]) -> list[int]:
+    """Lengths of the agents' own vectors if these differ, else []; [] too if one is no vector."""
+    own = [space.spaces.get(OWN_KEY) if isinstance(space, spaces.Dict) else space for space in observed]
+    vectors = [space for space in own if isinstance(space, spaces.Box) and len(space.shape) == 1]
+    lengths = [int(space.shape[0]) for space in vectors] if len(vectors) == len(own) else []
+    return lengths if len(set(lengths)) > 1 else []
+
+
+def _choices(acted: list[Any]) -> list[int]:
+    """Numbers of the agents' actions if these differ, else []; [] too if one is not Discrete from the same start."""
+    if not all(isinstance(space, spaces.Discrete) and space.start == acted[0].start for space in acted):
+        return []
+    counts = [int(space.n) for space in acted]
+    return counts if len(set(counts)) > 1 else []

@@ -1,0 +1,310 @@
+"""Environments of several agents: forms that are taken, shared spaces, padding, indices, masks, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import Env, spaces
+from several_agents import NAMES, MaskedByInfo, MaskedByKey, Parallel, Together, Tuples, Unequal
+
+from asyncrl import DQN
+from asyncrl.acting.trained_policy import TrainedPolicy
+from asyncrl.envs.observations import agent_views, mask_reader, rows_of
+from asyncrl.envs.source import EnvSource, describe
+from asyncrl.envs.trial import try_out
+from asyncrl.errors import (
+    ConfigurationError,
+    EnvironmentNotBuilt,
+    NonFiniteStep,
+    ObservationOffSpace,
+    OldGymAPI,
+    ParallelAPIBroken,
+    SpacesDoNotFit,
+)
+from asyncrl.interfaces import DiscreteAction, EnvSpec
+
+
+def source_of(env: Any, **options: bool) -> EnvSource:
+    return EnvSource.from_user(env).changed({}, (), **options)
+
+
+def built(env: Any, **options: bool) -> Any:
+    return source_of(env, **options).build()
+
+
+def policy_of(spec: EnvSpec) -> TrainedPolicy:
+    algorithm = DQN(hidden_sizes=(16,))
+    core = algorithm.make_updater(spec, "cpu", 0)
+    weights = np.empty(core.weight_count, np.float32)
+    core.write_weights(weights)
+    return TrainedPolicy(spec, algorithm.make_policy(spec), weights)
+
+
+def test_a_spec_is_that_of_one_agent_and_names_all() -> None:
+    spec = describe(source_of(Parallel))
+    assert spec.observation_shape == (4,) and spec.action == DiscreteAction(5)
+    assert [agent.name for agent in spec.agents] == list(NAMES) and spec.num_agents == 3
+    assert spec.axes == (3,) and not spec.leaves
+
+
+def test_a_spec_is_kept_by_headers() -> None:
+    from asyncrl.storage.checkpoint_meta import CheckpointMeta, meta_from_json, meta_to_json
+
+    spec = describe(source_of(Unequal, pad_spaces=True, agent_id=True))
+    assert meta_from_json(meta_to_json(CheckpointMeta(env="x", algo="dqn", spec=spec))).spec == spec
+
+
+def test_the_index_is_appended_one_hot() -> None:
+    env = built(Together, agent_id=True)
+    obs, _ = env.reset(seed=0)
+    np.testing.assert_array_equal(obs[:, :3], np.eye(3))
+    np.testing.assert_array_equal(obs[:, 3:], np.zeros((3, 4)))
+    obs, *_ = env.step([0, 1, 2])
+    np.testing.assert_array_equal(obs[:, 5], np.ones(3)), "the own observation follows"
+
+
+def test_the_index_of_images_goes_beside_the_image() -> None:
+    class Pictures(Together):
+        def observation_space(self, agent: str) -> Any:
+            return spaces.Box(0, 255, (30, 12, 3), np.uint8)
+
+        def observe(self, name: str, action: int) -> Any:
+            return np.full((30, 12, 3), self.steps, np.uint8)
+
+    spec = describe(source_of(Pictures, agent_id=True))
+    assert [leaf.kind for leaf in spec.leaves] == ["choices", "image"] and spec.observation_dtype == "uint8"
+    assert describe(source_of(Pictures)).observation_kind == "image"
+
+
+def test_padded_observations_and_actions() -> None:
+    spec = describe(source_of(Unequal, pad_spaces=True))
+    assert [(a.values, a.choices) for a in spec.agents] == [(2, None), (3, 3), (None, 4)]
+    assert spec.action == DiscreteAction(5) and spec.observation_shape == (5 + 4,)
+    env = built(Unequal, pad_spaces=True)
+    obs, _ = env.reset(seed=0)
+    for _ in range(2):
+        obs, *_ = env.step([4, 2, 3])
+    masks = mask_reader(spec)
+    assert masks is not None
+    np.testing.assert_array_equal(masks(obs).sum(axis=1), [5, 3, 4])
+    np.testing.assert_array_equal(obs[:, 5:], [[2, 2, 0, 0], [2, 2, 2, 0], [2, 2, 2, 2]])
+    try_out(source_of(Unequal, pad_spaces=True), 0.05)  # its agents refuse the actions of others
+
+
+@pytest.mark.parametrize("env", [MaskedByInfo, MaskedByKey])
+def test_masks_are_found_in_the_info_and_in_the_observation(env: Any) -> None:
+    spec = describe(source_of(env))
+    agents = built(env)
+    obs, _ = agents.reset(seed=0)
+    masks = mask_reader(spec)
+    assert masks is not None
+    np.testing.assert_array_equal(masks(obs), np.eye(5, dtype=bool)[:3])
+    assert try_out(source_of(env), 0.05).return_mean == 15.0, "random actions keep to the masks"
+    assert all(agent.masked for agent in spec.agents)
+
+
+def test_predict_takes_and_gives_dicts_by_agent() -> None:
+    for env, options in (
+        (Parallel, {}),
+        (Together, {"agent_id": True}),
+        (Unequal, {"pad_spaces": True, "agent_id": True}),
+        (MaskedByKey, {}),
+    ):
+        source = source_of(env, **options)
+        agents, parallel = source.build(), source.build().parallel
+        policy = policy_of(describe(source))
+        rows, _ = agents.reset(seed=3)
+        own, _ = parallel.reset(seed=3)
+        actions, state = policy.predict(own)
+        assert state is None and actions.keys() == own.keys() == set(parallel.agents)
+        by_row, _ = policy.predict(rows)
+        for n, name in enumerate(NAMES):
+            if name in own:
+                assert actions[name] == by_row[n]
+        parallel.step(actions)  # in the agents' own action spaces
+
+
+def test_predict_needs_the_mask_that_only_the_info_has() -> None:
+    policy = policy_of(describe(source_of(MaskedByInfo)))
+    own, infos = MaskedByInfo().reset(seed=0)
+    masked = {name: {"observation": own[name], **infos[name]} for name in own}
+    assert policy.predict(masked)[0] == {name: n for n, name in enumerate(NAMES)}
+    with pytest.raises(ValueError, match="red must have action_mask"):
+        policy.predict(own)
+
+
+def test_views_are_those_of_the_environment() -> None:
+    spec = describe(source_of(Unequal, pad_spaces=True, agent_id=True))
+    env = built(Unequal, pad_spaces=True, agent_id=True)
+    rows, _ = env.reset(seed=0)
+    own, _ = Unequal().reset(seed=0)
+    views = agent_views(spec.agents, spec.leaves)
+    for n, name in enumerate(NAMES):
+        np.testing.assert_array_equal(rows_of(views[name](own[name]), spec), rows[n])
+
+
+def test_gymnasium_environments_with_tuples_are_agents() -> None:
+    spec = describe(source_of(Tuples))
+    assert [agent.name for agent in spec.agents] == ["agent_0", "agent_1", "agent_2"]
+    env = built(Tuples)
+    env.reset(seed=0)
+    obs, rewards, terminated, truncated, _ = env.step([1, 2, 3])
+    np.testing.assert_array_equal(obs, [[0, 1], [1, 1], [2, 1]])
+    np.testing.assert_array_equal(rewards, [1.0, 2.0, 3.0])
+    for _ in range(3):
+        assert env.live.all() and not terminated.any()
+        _, _, terminated, truncated, _ = env.step([0, 0, 0])
+    assert terminated.all() and not truncated.any() and not env.live.any()
+
+
+def test_agents_that_leave_without_a_flag_are_truncated() -> None:
+    class Leaves(Together):
+        def step(self, actions: dict[str, Any]) -> Any:
+            returned = super().step(actions)
+            self.agents = [name for name in self.agents if name != "red"]
+            return returned
+
+    env = built(Leaves)
+    env.reset(seed=0)
+    _, _, terminated, truncated, _ = env.step([0, 0, 0])
+    assert truncated.tolist() == [True, False, False] and not terminated.any()
+    assert env.live.tolist() == [False, True, True]
+
+
+class Taking(Parallel):
+    """PettingZoo's AEC API, as far as it is looked at."""
+
+    agent_iter = last = None
+
+
+def broken(**changes: Any) -> Any:
+    return type("Broken", (Together,), changes)
+
+
+def with_step(change: Any) -> Any:
+    def step(self: Any, actions: Any) -> Any:
+        return change(self, list(Together.step(self, actions)))
+
+    return broken(step=step)
+
+
+def without(position: int, name: str) -> Any:
+    def change(self: Any, returned: list[Any]) -> Any:
+        returned[position].pop(name)
+        return tuple(returned)
+
+    return with_step(change)
+
+
+def anew(self: Any, returned: list[Any]) -> Any:
+    if self.steps == 1:
+        returned[2]["red"] = True
+        self.agents = ["green", "blue"]
+    elif self.steps == 2:
+        self.agents = ["red", "green", "blue"]
+    return tuple(returned)
+
+
+def never_ends(self: Any, returned: list[Any]) -> Any:
+    self.agents.append("yellow")
+    return tuple(returned)
+
+
+@pytest.mark.parametrize(
+    ("env", "error", "text"),
+    [
+        (Unequal, SpacesDoNotFit, "All agents of .* share one policy, and their observation spaces differ"),
+        (Taking, EnvironmentNotBuilt, "The agents of .* take turns"),
+        (
+            with_step(lambda self, returned: tuple(returned[:4])),
+            ParallelAPIBroken,
+            "must return dicts by agent",
+        ),
+        (with_step(never_ends), ParallelAPIBroken, "agent yellow is not one of possible_agents"),
+        (without(0, "green"), ParallelAPIBroken, "agent green goes on, and has no observation"),
+        (without(1, "green"), ParallelAPIBroken, "agent green acted, and has no reward"),
+        (without(3, "green"), ParallelAPIBroken, "agent green acted, and has no truncation"),
+        (broken(reward_of=lambda *_: None), ParallelAPIBroken, "the rewards are .*None.* must be a number"),
+        (broken(reward_of=lambda *_: [1.0, 2.0]), ParallelAPIBroken, "must be a number for each agent"),
+        (broken(observe=lambda *_: np.zeros(3)), ObservationOffSpace, "agent red is off its space"),
+        (
+            broken(reset=lambda self, seed=None, options=None: ({}, {})),
+            ParallelAPIBroken,
+            "no agent takes part",
+        ),
+        (broken(reset=lambda self: ({}, {})), OldGymAPI, "seed"),
+        (broken(reset=lambda self, seed=None, options=None: {}), ParallelAPIBroken, "it returned dict"),
+    ],
+)
+def test_what_cannot_be_trained_says_why(env: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        describe(source_of(env))
+
+
+def test_an_agent_that_begins_within_an_episode_is_refused() -> None:
+    env = built(with_step(anew))
+    env.reset(seed=0)
+    env.step([0, 0, 0])
+    with pytest.raises(ParallelAPIBroken, match="agent red begins within an episode") as told:
+        env.step([0, 0, 0])
+    assert "ASYNC034" in str(told.value) and "parallel_api_test" in str(told.value)
+
+
+def test_spaces_that_differ_say_how_to_train() -> None:
+    with pytest.raises(SpacesDoNotFit) as told:
+        describe(source_of(Unequal))
+    assert list(told.value.facts) == ["agent red", "agent green"] and "pad_spaces=True" in told.value.fix
+
+    class Continuous(Unequal):
+        def action_space(self, agent: str) -> Any:
+            return spaces.Box(-1, 1, (1 + self.possible_agents.index(agent),), np.float32)
+
+    with pytest.raises(SpacesDoNotFit, match="their action spaces differ"):
+        describe(source_of(Continuous, pad_spaces=True))
+
+
+def test_options_of_several_agents_are_refused_for_one() -> None:
+    with pytest.raises(
+        ConfigurationError, match="agent_id must be false for CartPole-v1, which has one agent"
+    ):
+        built("CartPole-v1", agent_id=True)
+
+
+def test_a_scalar_reward_of_tuples_is_refused() -> None:
+    class Shared(Tuples):
+        def step(self, action: Any) -> Any:
+            returned = super().step(action)
+            return returned[0], 1.0, *returned[2:]
+
+    with pytest.raises(ParallelAPIBroken, match=r"3 agents returned reward 1\.0"):
+        describe(source_of(Shared))
+
+
+def test_observations_of_bytes_with_nan_are_not_stored() -> None:
+    class Torn(Together):
+        def observation_space(self, agent: str) -> Any:
+            return spaces.Dict(
+                {
+                    "camera": spaces.Box(0, 255, (28, 9, 3), np.uint8),
+                    "speed": spaces.Box(0, 9, (1,), np.float32),
+                }
+            )
+
+        def observe(self, name: str, action: int) -> Any:
+            speed = np.full(1, np.nan if self.steps else 0.0, np.float32)
+            return {"camera": np.zeros((28, 9, 3), np.uint8), "speed": speed}
+
+    with pytest.raises(NonFiniteStep):
+        describe(source_of(Torn))
+
+
+def test_trial_counts_episodes_of_the_environment() -> None:
+    trial = try_out(source_of(Together), 0.05)
+    assert trial.length_mean == 5.0 and trial.steps // 5 - trial.episodes in (0, 1)
+    assert not isinstance(Together(), Env)
+    several = try_out(source_of(Parallel), 0.1)
+    assert several.length_mean is not None and 3 < several.length_mean < 7, (
+        "the longest of three drawn from 1..7"
+    )

@@ -1,0 +1,172 @@
+"""Environments of several agents for tests, without PettingZoo: it is their API alone that counts.
+
+Actors import this module by name; nothing here may import torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium import Env, spaces
+from numpy.typing import NDArray
+
+from asyncrl.interfaces import TERMINATED, TRUNCATED
+
+NAMES = ("red", "green", "blue")
+
+
+class Parallel:
+    """Agents that end one after the other, each at a random step; everything is drawn from the seed of `reset`.
+
+    Observation = (agent, episode, step, last action). An agent's reward is `reward_of`. In some episodes an agent takes
+    no part. An agent that has ended is in no result any more.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 5}
+
+    def __init__(self, render_mode: str | None = None, names: tuple[str, ...] = NAMES) -> None:
+        self.render_mode = render_mode
+        self.possible_agents, self.agents = list(names), []
+        self.episode = -1
+        self.rng = np.random.default_rng(0)
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(-1, 1e6, (4,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(5)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        if seed is not None:
+            self.rng, self.episode = np.random.default_rng(seed), -1
+        self.episode += 1
+        self.steps = 0
+        self.ends = {
+            name: (int(self.rng.integers(1, 8)), int(self.rng.integers(1, 4)))
+            for name in self.possible_agents
+        }
+        absent = int(self.rng.integers(2 * len(self.possible_agents)))  # in half of the episodes nobody
+        self.agents = [name for n, name in enumerate(self.possible_agents) if n != absent]
+        return {name: self.observe(name, -1) for name in self.agents}, {name: {} for name in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        assert actions.keys() == set(self.agents), "the live agents act, and no others"
+        self.steps += 1
+        acted = self.agents
+        ended = {name: self.ends[name][1] if self.steps >= self.ends[name][0] else 0 for name in acted}
+        self.agents = [name for name in acted if not ended[name]]
+        return (
+            {name: self.observe(name, int(actions[name])) for name in acted},
+            {name: self.reward_of(name, int(actions[name])) for name in acted},
+            {name: bool(ended[name] & TERMINATED) for name in acted},
+            {name: bool(ended[name] & TRUNCATED) for name in acted},
+            {name: {} for name in acted},
+        )
+
+    def observe(self, name: str, action: int) -> Any:
+        return np.array([self.possible_agents.index(name), self.episode, self.steps, action], np.float32)
+
+    def reward_of(self, name: str, action: int) -> float:
+        """Reward of an agent's step; exact in float32."""
+        return self.possible_agents.index(name) + self.steps / 8 - action / 64
+
+    def render(self) -> NDArray[np.uint8]:
+        return np.full((32, 32, 3), self.steps, np.uint8)
+
+    def close(self) -> None:
+        pass
+
+
+class Together(Parallel):
+    """All agents act for five steps; each earns 1 for the action that is its own index.
+
+    The observation is the same for all, so that only `agent_id` lets one policy act well for all.
+    """
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed)
+        self.agents = list(self.possible_agents)
+        self.ends = dict.fromkeys(self.agents, (5, TRUNCATED))
+        return {name: self.observe(name, -1) for name in self.agents}, {name: {} for name in self.agents}
+
+    def observe(self, name: str, action: int) -> Any:
+        return np.array([0, 0, self.steps, 0], np.float32)
+
+    def reward_of(self, name: str, action: int) -> float:
+        return float(action == self.possible_agents.index(name))
+
+
+class Unequal(Together):
+    """Agents with vectors of 2, 3 and 4 values and with 5, 3 and 4 actions."""
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(-1, 1e6, (2 + self.possible_agents.index(agent),), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete((5, 3, 4)[self.possible_agents.index(agent)])
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        for name, action in actions.items():
+            assert self.action_space(name).contains(action), f"{name} cannot do {action}"
+        return super().step(actions)
+
+    def observe(self, name: str, action: int) -> Any:
+        return np.full(2 + self.possible_agents.index(name), self.steps, np.float32)
+
+
+class MaskedByInfo(Together):
+    """Only the agent's own action is allowed; `info["action_mask"]` says so."""
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        for name, action in actions.items():
+            assert action == self.possible_agents.index(name), "the mask forbids it"
+        returned = super().step(actions)
+        return *returned[:4], {name: self.info(name) for name in returned[4]}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        observations, _ = super().reset(seed)
+        return observations, {name: self.info(name) for name in observations}
+
+    def info(self, name: str) -> dict[str, Any]:
+        return {"action_mask": np.eye(5, dtype=np.int8)[self.possible_agents.index(name)]}
+
+
+class MaskedByKey(MaskedByInfo):
+    """The same mask in the observation, as in PettingZoo's classic games."""
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Dict(
+            {"observation": super().observation_space(agent), "action_mask": spaces.Box(0, 1, (5,), np.int8)}
+        )
+
+    def observe(self, name: str, action: int) -> Any:
+        return {"observation": super().observe(name, action), **self.info(name)}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        observations, _ = super().reset(seed)
+        return observations, {name: {} for name in observations}
+
+
+class Tuples(Env[Any, Any]):
+    """Three agents in a gymnasium environment, with Tuple spaces and a reward for each."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Tuple([spaces.Box(-9, 9, (2,), np.float32)] * 3)
+        self.action_space = spaces.Tuple([spaces.Discrete(4)] * 3)
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(tuple(action))
+        self.steps += 1
+        return self._observe(), [float(a) for a in action], self.steps == 4, False, {}
+
+    def _observe(self) -> Any:
+        return tuple(np.array([n, self.steps], np.float32) for n in range(3))

@@ -1,0 +1,173 @@
+"""Several agents with one policy, end to end: steps, returns, files, resuming, lockstep, and what a death cuts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from resume_rig import numbers
+from several_agents import NAMES, MaskedByInfo, Parallel, Together, Tuples, Unequal
+from test_trainer_lockstep_replay import suspensions
+
+import asyncrl
+from asyncrl import DQN, IMPALA, PPO, R2D2, Trainer
+from asyncrl.cli.main import main
+
+ENVS = 2
+COMMON: dict[str, Any] = {"seed": 3, "envs_per_actor": ENVS, "http": "off", "target_eval_episodes": 2}
+ALGORITHMS: dict[str, Any] = {
+    "dqn": DQN(
+        hidden_sizes=(16,), learning_starts=60, batch_size=32, replay_capacity=600, n_step=3, beta_end=0.4
+    ),
+    "ppo": PPO(hidden_sizes=(16,), segment_length=16, normalize_observations=True, normalize_rewards=True),
+    "impala": IMPALA(hidden_sizes=(16,), segment_length=16, frame_stack=2),
+    "r2d2": R2D2(
+        hidden_sizes=(16,), recurrent_size=8, learning_starts=60, batch_size=8, sequence_length=6, burn_in=3
+    ),
+    "ppo-gru": PPO(hidden_sizes=(16,), segment_length=16, recurrent="gru", recurrent_size=8),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_kind_of_algorithm_trains_all_agents_by_one_policy(name: str) -> None:
+    trainer = Trainer(
+        Parallel, ALGORITHMS[name], num_actors=2, eval_interval_steps=400, eval_episodes=2, **COMMON
+    )
+    result = trainer.learn(total_steps=900)
+    last = trainer.snapshot()
+    assert last is not None and last.updates > 10 and last.episodes > 50
+    assert 900 <= result.summary["env_steps"] == last.env_steps < 900 + 2 * 16 * ENVS * 3
+    assert sum(actor.env_steps for actor in last.actors) >= last.env_steps - 2 * 16 * ENVS * 3
+    each = [last.train_metrics[f"rollout/ep_rew_mean/{agent}"] for agent in NAMES]
+    assert last.return_mean == pytest.approx(sum(each)), "the return of an episode is the sum of the agents'"
+    for evaluation in result.evaluations:
+        assert evaluation.agent_returns.keys() == set(NAMES)
+        assert evaluation.return_mean == pytest.approx(sum(evaluation.agent_returns.values()))
+    assert result.summary["eval"]["agent_returns"].keys() == set(NAMES)
+
+
+def test_a_step_is_one_of_the_environment_and_a_sample_one_of_an_agent() -> None:
+    """In lockstep everything is exact: five steps and a RESET row per episode, three samples per step."""
+    algorithm = replace(ALGORITHMS["dqn"], discipline="lockstep", samples_per_insert=2.0)
+    trainer = Trainer(Together, algorithm, num_actors=1, **COMMON)
+    trainer.learn(total_steps=600)
+    last = trainer.snapshot()
+    assert last is not None and last.length_mean == 5.0
+    assert last.episodes == last.env_steps // 5 // ENVS * ENVS
+    sampled = last.updates * 32
+    wanted = 2.0 * 3 * (last.env_steps - algorithm.learning_starts)
+    assert wanted - 32 < sampled <= wanted
+    assert last.samples_per_insert_target == 2.0
+    assert last.samples_per_insert_achieved == pytest.approx(2.0, rel=0.05)
+    assert last.replay_capacity == 1024, "600 steps of 2 environments, rounded up to 512 rows"
+
+
+def test_the_index_lets_one_policy_act_for_each_agent() -> None:
+    """All agents see the same; each is paid for another action."""
+    options: dict[str, Any] = {**COMMON, "num_actors": 1, "envs_per_actor": 8, "eval_interval_steps": 500}
+    algorithm = DQN(
+        hidden_sizes=(32,), learning_starts=200, learning_rate=2e-3, exploration_steps=1500, gamma=0.5
+    )
+    told = Trainer(Together, algorithm, agent_id=True, target_return=15.0, **options)
+    assert told.learn(total_steps=20_000).stop_reason == "target_return"
+    blind = Trainer(Together, algorithm, **options).learn(total_steps=1_000)
+    assert blind.evaluation is not None and blind.evaluation.return_mean <= 5.0
+
+
+@pytest.mark.parametrize("env", [Unequal, MaskedByInfo, Tuples])
+def test_padded_masked_and_tuple_agents_train(env: Any) -> None:
+    """The environments refuse an action that is not the agent's own, in training and in evaluations."""
+    for name in ("dqn", "ppo"):
+        padded = env is Unequal
+        result = Trainer(
+            env, ALGORITHMS[name], num_actors=1, pad_spaces=padded, agent_id=True, **COMMON
+        ).learn(500)
+        assert result.evaluation is not None
+        if env is MaskedByInfo:
+            assert result.evaluation.return_mean == 15.0
+
+
+@pytest.mark.parametrize("name", ["dqn", "ppo", "r2d2"])
+def test_two_runs_are_equal_to_the_bit(name: str) -> None:
+    algorithm = replace(ALGORITHMS[name], discipline="lockstep")
+    found = []
+    for suspended in (False, True):
+        trainer = Trainer(Parallel, algorithm, num_actors=2, **COMMON, report_interval_seconds=0.02)
+        if suspended:
+            with suspensions(trainer):
+                result = trainer.learn(total_steps=700)
+        else:
+            result = trainer.learn(total_steps=700)
+        found.append(numbers(trainer, result))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["dqn", "ppo"])
+def test_half_and_half_is_a_whole(name: str, tmp_path: Path) -> None:
+    algorithm = replace(ALGORITHMS[name], discipline="lockstep")
+    options: dict[str, Any] = {
+        **COMMON,
+        "num_actors": 2,
+        "eval_interval_steps": 300,
+        "save_replay_buffer": True,
+    }
+    options |= {"agent_id": True}
+    Trainer(Parallel, algorithm, run_dir=tmp_path / "run", **options).learn(total_steps=600)
+    second = Trainer.resume(tmp_path / "run", 1_200)
+    assert len(second.resumed_from) == 1, "nothing begins anew"
+    result = second.learn()
+    whole = Trainer(Parallel, algorithm, **options)
+    assert numbers(second, result) == numbers(whole, whole.learn(total_steps=1_200))
+    assert result.evaluations[0].env_steps < 600 < result.evaluations[-1].env_steps
+    assert all(evaluation.agent_returns.keys() == set(NAMES) for evaluation in result.evaluations)
+
+
+def test_files_policy_and_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    env = "several_agents:Unequal"
+    options: dict[str, Any] = {
+        **COMMON,
+        "agent_id": True,
+        "pad_spaces": True,
+        "run_dir": run,
+        "num_actors": 1,
+    }
+    result = Trainer(env, ALGORITHMS["ppo"], **options).learn(total_steps=900)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert any("rollout/ep_rew_mean/green" in line for line in lines)
+    assert any("eval/mean_reward/green" in line for line in lines)
+    kept = asyncrl.load(run)
+    path = result.policy.save(tmp_path / "agents.policy")
+    for policy in (kept, asyncrl.load(path)):
+        parallel = policy.make_env()
+        obs, _ = parallel.reset(seed=5)
+        total = 0.0
+        while parallel.agents:
+            actions, _ = policy.predict(obs)
+            obs, rewards, *_ = parallel.step(actions)
+            total += sum(rewards.values())
+        assert total in range(16)
+    assert main(["eval", str(run), "--episodes", "3", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["return_mean"] == pytest.approx(sum(record["agent_returns"].values()))
+    assert main(["enjoy", str(run), "--video", str(tmp_path / "film.mp4"), "--episodes", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "5 steps" in out and "red " in out and (tmp_path / "film.mp4").stat().st_size > 0
+    assert main(["check", env, "--pad-spaces", "--seconds", "0.1"]) == 0
+    assert "3 that share one policy: red, green, blue" in capsys.readouterr().out
+
+
+def test_policies_with_a_state_take_dicts_too() -> None:
+    result = Trainer(Parallel, ALGORITHMS["ppo-gru"], num_actors=1, **COMMON).learn(total_steps=300)
+    parallel, state = result.policy.make_env(), None
+    for episode in range(3):
+        obs, _ = parallel.reset(seed=episode)
+        start: Any = True
+        while parallel.agents:
+            actions, state = result.policy.predict({a: obs[a] for a in parallel.agents}, state, start)
+            assert state is not None and state.keys() == set(parallel.agents)
+            obs, *_ = parallel.step(actions)
+            start = False
