@@ -34,7 +34,7 @@ REFERENCE_SCORES: Mapping[str, tuple[float, float]] = {
     "Hopper-v5": (-20.3, 3234.3),
     "Walker2d-v5": (1.6, 4592.3),
     "Ant-v5": (-325.6, 3879.7),
-    # Random policy and human of Mnih et al. 2015.
+    # Random policy and human of Wang et al. 2016 (dueling networks), also in Badia et al. 2020 (Agent57).
     "ALE/BeamRider-v5": (363.9, 16926.5),
     "ALE/Boxing-v5": (0.1, 12.1),
     "ALE/Breakout-v5": (1.7, 30.5),
