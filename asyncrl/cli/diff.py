@@ -1,39 +1,63 @@
-"""`asyncrl diff A B`: the options in which two runs differ, and their outcomes."""
+"""`asyncrl diff A B`: the options in which two runs, or two groups of seeds, differ, and their outcomes."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from asyncrl.cli.flags import Parser, shown
 from asyncrl.cli.text_table import existing_run, number, text_table
-from asyncrl.show.kept_run import KeptRun, differing_options, integer, table
+from asyncrl.errors import ConfigurationError
+from asyncrl.show.kept_run import KeptRun, find_runs, integer, table
 from asyncrl.show.kept_run import number as number_of
+from asyncrl.show.run_groups import differing_options, group_runs
 
 
 def make_parser() -> Parser:
     """Flags of `asyncrl diff`."""
-    parser = Parser("diff A B", "Show the options in which two runs differ, and their outcome.")
-    parser.add_argument("A", help="directory of a run")
+    parser = Parser(
+        "diff A B",
+        "Show the options in which two runs differ, and their outcome. A or B may be a folder of runs with the same "
+        "options but the seed: its figures are means over the runs.",
+    )
+    parser.add_argument("A", help="directory of a run, or folder of its seeds")
     parser.add_argument("B", help="directory of another")
     return parser
 
 
 def run(options: argparse.Namespace) -> None:
     """Print both tables."""
-    runs = [existing_run(options.A), existing_run(options.B)]
-    shared = set(runs[0].options) & set(runs[1].options)  # leaves out the options of two different algorithms
+    sides = [_runs(options.A), _runs(options.B)]
+    firsts = [side[0] for side in sides]
+    shared = set(firsts[0].options) & set(
+        firsts[1].options
+    )  # leaves out the options of two different algorithms
+    several = any(len(side) > 1 for side in sides)
     rows = [
         (name, *(_text(value) for value in values))
-        for name, values in differing_options(runs).items()
-        if name.partition(".")[0] in shared
+        for name, values in differing_options(firsts).items()
+        if name.partition(".")[0] in shared and not (several and name == "trainer.seed")
     ]
     print(text_table(("option", "A", "B"), rows) if rows else "the options are the same")
     print()
-    first, second = (_outcome(run) for run in runs)
-    outcome = [(name, first[name], second[name]) for name in first]
+    first, second = (_outcome(side) for side in sides)
+    outcome = [(name, first[name], second[name]) for name in first if several or name != "runs"]
     print(text_table(("outcome", "A", "B"), outcome, right=("A", "B")))
+
+
+def _runs(path: str) -> tuple[KeptRun, ...]:
+    """The run of a directory, or the runs of a folder. Raises `ConfigurationError` if they are not one group."""
+    groups = group_runs(find_runs(Path(path).expanduser()) or [existing_run(path)])
+    if len(groups) > 1:
+        raise ConfigurationError(
+            f"{path} holds runs that differ in more than the seed: {'; '.join(group.name for group in groups[:4])}",
+            facts={"groups": len(groups)},
+            fix=f"name one of its runs, or compare all of them: asyncrl plot {path}",
+        )
+    return groups[0].runs
 
 
 def _text(value: Any) -> str:
@@ -42,33 +66,43 @@ def _text(value: Any) -> str:
     return "not set" if value is None else shown(value) or "nothing"
 
 
-def _outcome(run: KeptRun) -> dict[str, str]:
-    summary = run.summary
-    updates = integer(summary.get("updates"))
+def _outcome(runs: Sequence[KeptRun]) -> dict[str, str]:
+    def figure(name: str, of: str | None = None) -> float | None:
+        return _mean(runs, lambda run: number_of((table(run.summary, of) if of else run.summary).get(name)))
+
+    updates = _mean(runs, lambda run: integer(run.summary.get("updates")))
     return {
-        "state": run.state,
-        "stopped by": str(summary.get("stop_reason") or "-"),
-        "best return": number(run.best),
-        "final return": number(run.final),
-        "steps": f"{run.env_steps:,}",
-        "updates": "-" if updates is None else f"{updates:,}",
-        "training seconds": _figure(summary, "train_seconds"),
-        "steps/s": _figure(summary, "env_steps_per_second"),
-        "updates/s": _figure(summary, "updates_per_second"),
-        "samples per insert": _figure(table(summary, "samples_per_insert"), "achieved"),
-        "staleness (updates)": _figure(table(summary, "staleness"), "mean"),
-        "policy lag (updates)": _figure(table(summary, "policy_lag"), "mean"),
-        "learner waits": _percent(summary, "learner_wait_fraction"),
-        "actors wait": _percent(summary, "actor_wait_fraction"),
-        "asyncrl": str(run.meta.get("asyncrl") or "-"),
-        "commit": str(run.meta.get("git_commit") or "-")[:12],
+        "runs": str(len(runs)),
+        "state": _said(runs, lambda run: run.state),
+        "stopped by": _said(runs, lambda run: str(run.summary.get("stop_reason") or "-")),
+        "best return": number(_mean(runs, lambda run: run.best)),
+        "final return": number(_mean(runs, lambda run: run.final)),
+        "steps": f"{_mean(runs, lambda run: run.env_steps) or 0:,.0f}",
+        "updates": "-" if updates is None else f"{updates:,.0f}",
+        "training seconds": number(figure("train_seconds")),
+        "steps/s": number(figure("env_steps_per_second")),
+        "updates/s": number(figure("updates_per_second")),
+        "samples per insert": number(figure("achieved", "samples_per_insert")),
+        "staleness (updates)": number(figure("mean", "staleness")),
+        "policy lag (updates)": number(figure("mean", "policy_lag")),
+        "learner waits": _percent(figure("learner_wait_fraction")),
+        "actors wait": _percent(figure("actor_wait_fraction")),
+        "asyncrl": _said(runs, lambda run: str(run.meta.get("asyncrl") or "-")),
+        "commit": _said(runs, lambda run: str(run.meta.get("git_commit") or "-")[:12]),
     }
 
 
-def _figure(record: Mapping[str, Any], name: str) -> str:
-    return number(number_of(record.get(name)))
+def _mean(runs: Sequence[KeptRun], of: Callable[[KeptRun], float | None]) -> float | None:
+    """Mean over the runs that have the figure, None if none has."""
+    found = [value for run in runs if (value := of(run)) is not None]
+    return sum(found) / len(found) if found else None
 
 
-def _percent(record: Mapping[str, Any], name: str) -> str:
-    value = number_of(record.get(name))
+def _said(runs: Sequence[KeptRun], of: Callable[[KeptRun], str]) -> str:
+    """The word of a run, or each word of several runs with its count."""
+    counts: Mapping[str, int] = Counter(map(of, runs))
+    return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {word}" for word, n in counts.items())
+
+
+def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"

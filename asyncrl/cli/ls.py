@@ -13,6 +13,7 @@ from asyncrl.cli.flags import Parser
 from asyncrl.cli.run_name import existing_folder, runs_folder
 from asyncrl.cli.text_table import age, number, text_table
 from asyncrl.show.kept_run import KeptRun, find_runs
+from asyncrl.show.run_groups import RunGroup, group_runs
 
 if TYPE_CHECKING:
     from asyncrl.cli.live_runs import LiveRun
@@ -21,11 +22,15 @@ if TYPE_CHECKING:
 def make_parser() -> Parser:
     """Flags of `asyncrl ls`."""
     parser = Parser(
-        "ls [FOLDER] [--json]",
+        "ls [FOLDER] [--groups] [--json]",
         "List the runs of a folder, the newest last, with process id and page of those in progress; without FOLDER "
-        "also your runs in progress elsewhere, in scripts and notebooks.",
+        "also your runs in progress elsewhere, in scripts and notebooks. Runs that differ in an option other than "
+        "the seed are named by it.",
     )
     parser.add_argument("FOLDER", nargs="?", help="folder of runs (runs, or ASYNCRL_RUNS)")
+    parser.add_argument(
+        "--groups", action="store_true", help="a line for all runs with the same options but the seed"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     return parser
 
@@ -34,6 +39,8 @@ def run(options: argparse.Namespace) -> None:
     """Print the list."""
     from asyncrl.cli.live_runs import live_runs
 
+    if options.groups:
+        return _print_groups(group_runs(find_runs(existing_folder(options.FOLDER, "ls"))), options.json)
     lives = live_runs()
     # A run that keeps nothing, or is in progress elsewhere, needs no folder of runs.
     folder = existing_folder(options.FOLDER, "ls") if options.FOLDER or not lives else runs_folder()
@@ -44,7 +51,11 @@ def run(options: argparse.Namespace) -> None:
     if not options.FOLDER:
         found += [(KeptRun(path), live) for path, live in live_at.items()]
         found += [(None, live) for live in lives if live.run_dir is None]
-    rows = [_facts(kept, live, folder) for kept, live in found]
+    groups = group_runs([kept for kept, _ in found if kept is not None])
+    names = {run.path: group.name for group in groups for run in group.runs}
+    rows = [
+        _facts(kept, live, folder, names[kept.path] if kept is not None else None) for kept, live in found
+    ]
     if options.json:
         print(json.dumps(rows))
     elif not rows:
@@ -57,14 +68,53 @@ def run(options: argparse.Namespace) -> None:
         print("\n".join([_table(rows), *([""] if pages else []), *pages]))
 
 
-def _facts(kept: KeptRun | None, live: LiveRun | None, folder: Path) -> dict[str, Any]:
+def _print_groups(groups: Sequence[RunGroup], as_json: bool) -> None:
+    """One row for every group, with statistics over the final returns of its runs that have one."""
+    import numpy as np
+
+    from asyncrl.show.aggregates import estimate, iqm, mean
+
+    rows: list[dict[str, Any]] = []
+    for group in groups:
+        finals = np.array([run.final for run in group.runs if run.final is not None])
+        over = estimate([finals], mean) if finals.size else None
+        rows.append(
+            {
+                "env": group.env,
+                "group": group.name,
+                "runs": len(group.runs),
+                "evaluated": int(finals.size),
+                "mean": over and over.value,
+                "low": over and over.low,
+                "high": over and over.high,
+                "iqm": float(iqm([finals])) if finals.size else None,
+                "best": max((run.best for run in group.runs if run.best is not None), default=None),
+            }
+        )
+    if as_json:
+        return print(json.dumps(rows))
+    interval = "95% of the mean"
+    header = ("env", "group", "runs", "mean final", "IQM", interval, "best")
+    cells = [
+        (
+            *(row["env"] or "?", row["group"], str(row["runs"]), number(row["mean"]), number(row["iqm"])),
+            *(f"[{number(row['low'])}, {number(row['high'])}]", number(row["best"])),
+        )
+        for row in rows
+    ]
+    print(text_table(header, cells, right=header[2:]) if rows else "there are no runs")
+
+
+def _facts(kept: KeptRun | None, live: LiveRun | None, folder: Path, group: str | None) -> dict[str, Any]:
     """One row, in the form of `--json`; a run in progress that keeps nothing has no `kept`."""
     stats = live.stats if live is not None else {}
     row: dict[str, Any] = {
         "run": None,
         "env": str(stats.get("env") or ""),
         "algo": str(stats.get("algo") or ""),
+        "group": group,
         "seed": None,
+        "tags": kept.tags if kept is not None else [],
         "state": "running",
         "steps": stats.get("env_steps"),
         "best": None,
@@ -100,7 +150,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
     header = ["run", "env", "algo", "seed", "state", "steps", "best", "final", "age", "pid"]
     cells = [
         [
-            *(row["run"] or "not kept", row["env"] or "?", row["algo"] or "?"),
+            *(row["run"] or "not kept", row["env"] or "?", row["group"] or row["algo"] or "?"),
             *("-" if row["seed"] is None else str(row["seed"]), row["state"]),
             *("?" if row["steps"] is None else f"{row['steps']:,}", number(row["best"]), _final(row)),
             *("-" if row["age_seconds"] is None else age(row["age_seconds"]), str(row["pid"] or "")),

@@ -1,58 +1,192 @@
-"""`asyncrl plot RUN...`: plot learning curves in the terminal or to an image file."""
+"""`asyncrl plot RUN...`: compare runs by their curves and results, in the terminal, as a picture or as a page."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asyncrl.cli.flags import Parser
-from asyncrl.cli.text_table import existing_run
+from asyncrl.cli.text_table import existing_run, number, text_table
 from asyncrl.errors import ConfigurationError
 from asyncrl.show.kept_run import KeptRun, find_runs
+from asyncrl.show.run_groups import RunGroup, group_runs
+
+if TYPE_CHECKING:
+    from asyncrl.show.aggregates import Estimate
+    from asyncrl.show.comparison import GroupResult, SettingResult
+    from asyncrl.show.curves import Curve
 
 NAMES = {"eval/mean_reward": "greedy return", "rollout/ep_rew_mean": "training return"}
+KNOWN_SCALES = "random,reference"
+SCREEN_LINES = 23
 
 
 def make_parser() -> Parser:
     """Flags of `asyncrl plot`."""
     parser = Parser(
         "plot RUN... [options]",
-        "Plot the return of runs: a line for every environment and algorithm, the mean of its seeds with a "
-        "band of one standard deviation.",
+        "Compare runs. Runs that share all options but the seed are one line: the mean of those that reach a step, "
+        "with the 95 % bootstrap interval as its band. Every environment has axes of its own.",
     )
     parser.add_argument("RUN", nargs="+", help="directories of runs, or folders of them")
-    parser.add_argument("--out", metavar="FILE", help="write a PNG, SVG or PDF instead (needs matplotlib)")
+    parser.add_argument(
+        "--out", metavar="FILE", help="write a .png, .svg or .pdf (needs matplotlib) or an .html page"
+    )
     parser.add_argument("--x", choices=("steps", "seconds"), default="steps", help="the axis (steps)")
     parser.add_argument("--metric", metavar="NAME", help="a name in metrics.jsonl, such as train/loss")
+    parser.add_argument(
+        "--line", choices=("mean", "iqm"), default="mean", help="mean or interquartile mean (mean)"
+    )
     parser.add_argument("--each", action="store_true", help="a line for each run")
+    parser.add_argument(
+        "--normalise",
+        action="append",
+        metavar="SCORES",
+        help="show returns as scores, 0 for a random and 1 for a reference policy, and statistics over environments: "
+        "random,reference takes known returns, ENV=LOW,HIGH gives those of one environment; may be repeated",
+    )
     return parser
 
 
 def run(options: argparse.Namespace) -> None:
     """Plot."""
+    from asyncrl.show.comparison import over_environments, results
     from asyncrl.show.curves import curves, default_metric
 
-    runs: list[KeptRun] = []
+    runs: dict[Path, KeptRun] = {}
     for path in options.RUN:
-        runs += find_runs(Path(path).expanduser()) or [existing_run(path)]
-    metric = options.metric or default_metric(runs)
-    lines = curves(runs, metric, options.x, each=options.each)
+        found = find_runs(Path(path).expanduser()) or [existing_run(path)]
+        runs |= {run.path.resolve(): run for run in found}  # a run that is named twice counts once
+    groups = group_runs(list(runs.values()))
+    if options.out and options.out.endswith(".html"):
+        return _write_page(Path(options.out).expanduser(), groups)
+    metric = options.metric or default_metric(list(runs.values()))
+    scales = _scales(options.normalise, groups)
+    lines = curves(groups, metric, options.x, each=options.each, line=options.line, scales=scales)
     if not lines:
         raise ConfigurationError(
             f"no run has {metric}",
             facts={"runs": len(runs)},
             fix="name a metric that metrics.jsonl has, with --metric",
         )
-    name = NAMES.get(metric, metric)
+    name = NAMES.get(metric, metric) + (", normalised" if scales else "")
+    ends = results(groups, metric, scales)
+    settings = over_environments(ends) if scales else []
     if options.out:
         from asyncrl.show.picture import write_picture
 
         file = Path(options.out).expanduser()
-        write_picture(file, lines, f"{name} over {options.x}", options.x, name)
+        write_picture(file, lines, name, options.x, settings)
         print(file)
     else:
-        from asyncrl.show.text_plot import text_plot
+        print(_in_the_terminal(lines, ends, settings, name, options))
 
-        width = min(110, shutil.get_terminal_size((80, 24)).columns - 1)
-        print(text_plot(lines, f"{name} over {options.x}", options.x, width=width))
+
+def _in_the_terminal(
+    lines: Sequence[Curve],
+    ends: Sequence[GroupResult],
+    settings: Sequence[SettingResult],
+    name: str,
+    options: argparse.Namespace,
+) -> str:
+    from asyncrl.show.curves import by_environment
+    from asyncrl.show.text_plot import text_plot
+
+    parts = [_results_table(ends, options.line)] if any(end.values.size > 1 for end in ends) else []
+    if settings:
+        parts.append(_settings_table(settings, len({end.group.env for end in ends})))
+    width = min(110, shutil.get_terminal_size((80, 24)).columns - 1)
+    room = SCREEN_LINES - sum(part.count("\n") + 2 for part in parts)
+    plots = by_environment(lines)
+    plotted = [
+        text_plot(own, f"{name} over {options.x}, {env}", options.x, width=width, height=max(14, room))
+        for env, own in plots.items()
+    ]
+    return "\n\n".join(plotted + parts)
+
+
+def _results_table(ends: Sequence[GroupResult], line: str) -> str:
+    rows = [
+        (
+            end.group.env,
+            end.group.name,
+            str(end.values.size),
+            _short(end.mean.value),
+            _short(end.iqm.value),
+            _interval(end.mean if line == "mean" else end.iqm),
+        )
+        for end in ends
+    ]
+    interval = f"95% of the {'mean' if line == 'mean' else 'IQM'}"
+    header = ("last value of", "options", "runs", "mean", "IQM", interval)
+    return text_table(header, rows, right=("runs", "mean", "IQM", interval))
+
+
+def _settings_table(settings: Sequence[SettingResult], environments: int) -> str:
+    title = f"over {environments} environments" if environments > 1 else "over 1 environment"
+    names = list(settings[0].estimates)
+    rows = [
+        (own.name, str(own.runs), *(f"{_short(e.value)} {_interval(e)}" for e in own.estimates.values()))
+        for own in settings
+    ]
+    return text_table((title, "runs", *names), rows, right=("runs", *names))
+
+
+def _interval(found: Estimate) -> str:
+    return f"[{_short(found.low)}, {_short(found.high)}]"
+
+
+def _short(value: float) -> str:
+    return number(value) if abs(value) >= 10 else f"{value:.3g}"
+
+
+def _scales(given: Sequence[str] | None, groups: Sequence[RunGroup]) -> dict[str, tuple[float, float]]:
+    """Scale of every environment, {} if none is asked for. Raises `ConfigurationError` if one lacks."""
+    from asyncrl.show.aggregates import REFERENCE_SCORES
+
+    scales: dict[str, tuple[float, float]] = {}
+    for text in given or ():
+        if text == KNOWN_SCALES:
+            scales = {**REFERENCE_SCORES, **scales}
+        else:
+            env, scale = _own_scale(text)
+            scales[env] = scale
+    lacking = [env for env in dict.fromkeys(group.env for group in groups) if scales and env not in scales]
+    if lacking:
+        raise ConfigurationError(
+            f"the returns of a random and a reference policy on {lacking[0]} are not known",
+            facts={"environments": ", ".join(lacking)},
+            fix=f"give them: --normalise {lacking[0]}=RANDOM,REFERENCE",
+        )
+    return scales
+
+
+def _own_scale(text: str) -> tuple[str, tuple[float, float]]:
+    found = re.fullmatch(r"(.+)=([^=,]+),([^=,]+)", text)
+    try:
+        if found and float(found[2]) != float(found[3]):
+            return found[1], (float(found[2]), float(found[3]))
+    except ValueError:
+        pass
+    raise ConfigurationError(
+        f"--normalise must be {KNOWN_SCALES} or ENV=LOW,HIGH with two different numbers, got {text!r}",
+        fix="for example --normalise CartPole-v1=20,500",
+    )
+
+
+def _write_page(file: Path, groups: Sequence[RunGroup]) -> None:
+    from asyncrl.server.answers import static_page
+    from asyncrl.storage.atomic_file import write_atomically
+    from asyncrl.storage.disk_space import error_of_file
+
+    paths = [run.path for group in groups for run in group.runs]
+    root = Path(os.path.commonpath([path.parent.absolute() for path in paths]))
+    names = {run: run.path.absolute().relative_to(root).as_posix() for group in groups for run in group.runs}
+    with error_of_file("the page", file):
+        write_atomically(file, [static_page(str(root), groups, names)])
+    print(file)

@@ -1,13 +1,16 @@
-"""Page over all runs of a folder, live and finished: list, overlaid curves, differing options.
+"""Page over all runs of a folder, live and finished: list, curves of groups, results, tags and notes.
 
 | path | what | token |
 |---|---|---|
 | `GET /` | the page | when bound beyond loopback |
-| `GET /runs` | JSON: every run of the folder, the newest first, and the options in which they differ | same |
-| `GET /curves?run=ID&run=ID` | columns of these runs' metrics, at most 400 moments each | same |
+| `GET /runs` | JSON: every run, the newest first, groups, and the options in which runs differ | same |
+| `GET /comparison?group=ID&axis=steps&line=mean&each=1` | curves of these groups' metrics, and settings | same |
+| `GET /export?group=ID` | the page with these groups' data as one file | same |
 | `GET /options?run=ID` | the run's options | same |
 | `GET /healthz` | 200 | same |
 | `POST /open?run=ID` | the address of a live run's own page, with that run's token | always |
+| `POST /labels?run=ID` | write the run's tags and note: `{"tags": [...], "note": "..."}` | always |
+| `POST /delete?run=ID` | delete the run's directory | always |
 
 A worker thread reads the files; it reads a run again only if one of its files has changed.
 """
@@ -16,47 +19,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import fcntl
 import os
+import shutil
+import stat
 import threading
-from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from asyncrl.server.answers import METRICS, comparison_answer, runs_answer, static_page, to_json
 from asyncrl.server.http_server import HttpServer
 from asyncrl.server.pages import FOLDER_PAGE, page_response
-from asyncrl.show.kept_run import (
-    EVALUATION,
-    STEPS,
-    KeptRun,
-    differing_options,
-    find_runs,
-    integer,
-    number,
-    read_text,
-)
+from asyncrl.show.curves import LINES, Axis, Series, read_series
+from asyncrl.show.kept_run import LABELS, LOCK, KeptRun, find_runs, is_run, read_text
+from asyncrl.show.run_groups import RunGroup, group_runs
+from asyncrl.storage.atomic_file import write_atomically
 
-MOST_CURVES = 24
-MOST_POINTS = 400
-COLUMNS = {
-    "return": "rollout/ep_rew_mean",
-    "loss": "train/loss",
-    "fps": "time/fps",
-    "lag": "async/policy_lag_mean",
-    "staleness": "async/staleness_mean",
-}
-"""Metric of each column, by the column's name on the page."""
-OF_AN_INTERVAL = ("fps", "lag", "staleness")
-"""Columns over the time since the last report; meaningless if no step was taken in it."""
+MOST_GROUPS = 24
+MOST_TAGS, MOST_TAG, MOST_NOTE = 20, 40, 4000
+"""Most tags of a run, characters of a tag and of a note."""
 
 Signature = tuple[Any, ...]
 
 
+class Labels(msgspec.Struct):
+    """What somebody says of a run."""
+
+    tags: list[str] = []
+    note: str = ""
+
+
 class FolderServer(HttpServer):
-    """Read-only server of the runs of `folder` on the event loop that calls `start`.
+    """Server of the runs of `folder` on the event loop that calls `start`.
 
     Args:
         folder: searched for runs at every request for the list.
@@ -67,8 +66,9 @@ class FolderServer(HttpServer):
         super().__init__(host=host, port=port, token=token)
         self._folder = folder
         self._known: dict[str, tuple[Signature, KeptRun]] = {}
-        self._facts: dict[str, tuple[KeptRun, dict[str, Any]]] = {}
-        self._curves: dict[str, tuple[KeptRun, dict[str, Any]]] = {}
+        self._groups: dict[str, RunGroup] = {}
+        self._series: dict[Path, tuple[KeptRun, dict[str, Series]]] = {}
+        self._listed: tuple[list[KeptRun], dict[str, Any]] | None = None
         self._turn = asyncio.Lock()
 
     def routes(self) -> list[web.RouteDef]:
@@ -76,10 +76,13 @@ class FolderServer(HttpServer):
         return [
             web.get("/", self._page),
             web.get("/runs", self._runs),
-            web.get("/curves", self._chosen_curves),
+            web.get("/comparison", self._comparison),
+            web.get("/export", self._export),
             web.get("/options", self._options),
             web.get("/healthz", self._healthz),
             web.post("/open", self._open),
+            web.post("/labels", self._labels),
+            web.post("/delete", self._delete),
         ]
 
     async def _page(self, request: web.Request) -> web.Response:
@@ -91,9 +94,29 @@ class FolderServer(HttpServer):
     async def _runs(self, request: web.Request) -> web.Response:
         return _json(await self._off_loop(self._list))
 
-    async def _chosen_curves(self, request: web.Request) -> web.Response:
-        names = request.query.getall("run", [])[:MOST_CURVES]
-        return _json(await self._off_loop(lambda: {name: self._curves_of(name) for name in names}))
+    async def _comparison(self, request: web.Request) -> web.Response:
+        ids = request.query.getall("group", [])[:MOST_GROUPS]
+        axis: Axis = "seconds" if request.query.get("axis") in ("seconds", "time") else "steps"
+        line = request.query.get("line", "mean")
+        if line not in LINES:
+            raise web.HTTPBadRequest(text=f"line must be one of {', '.join(LINES)}, got {line!r}")
+        each = request.query.get("each") == "1"
+
+        def answer() -> dict[str, Any]:
+            return comparison_answer(self._chosen(ids), axis, line, each=each, read=self._read)
+
+        return _json(await self._off_loop(answer))
+
+    async def _export(self, request: web.Request) -> web.Response:
+        ids = request.query.getall("group", [])[:MOST_GROUPS]
+
+        def page() -> bytes:
+            groups = self._chosen(ids)
+            names = {run: self._name(run) for group in groups for run in group.runs}
+            return static_page(str(self._folder), group_runs(list(names)), names, self._read)
+
+        headers = {"Content-Disposition": 'attachment; filename="comparison.html"'}
+        return web.Response(body=await self._off_loop(page), content_type="text/html", headers=headers)
 
     async def _options(self, request: web.Request) -> web.Response:
         name = request.query.get("run", "")
@@ -103,6 +126,33 @@ class FolderServer(HttpServer):
         name = request.query.get("run", "")
         return _json(await self._off_loop(lambda: {"url": _live_page(self._run(name))}))
 
+    async def _labels(self, request: web.Request) -> web.Response:
+        name = request.query.get("run", "")
+        labels = _checked(await request.read())
+
+        def write() -> dict[str, Any]:
+            path = self._own_directory(name)
+            with _refused(f"the labels of {name}"):
+                write_atomically(path / LABELS, [msgspec.json.encode(labels)], durable=False)
+            return {"run": name}
+
+        return _json(await self._off_loop(write))
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        name = request.query.get("run", "")
+
+        def delete() -> dict[str, Any]:
+            path = self._own_directory(name)
+            if path == self._folder:
+                raise web.HTTPConflict(
+                    text=f"{name} is the folder that this page shows, so it is not deleted"
+                )
+            with _refused(name):
+                _delete_run(path, name)
+            return {"deleted": name}
+
+        return _json(await self._off_loop(delete))
+
     # --- on a worker thread, one request at a time ---------------------------------------------------------------
 
     async def _off_loop(self, work: Callable[[], Any]) -> Any:
@@ -110,26 +160,27 @@ class FolderServer(HttpServer):
             return await _on_daemon(work)
 
     def _list(self) -> dict[str, Any]:
-        """Every run with its facts, and the options in which they differ."""
+        """Answer of `/runs`; the last one if nothing has changed."""
         found = {self._name(run): run for run in reversed(find_runs(self._folder))}
         self._known = {name: self._unchanged(name, run) for name, run in found.items()}
         runs = [run for _, run in self._known.values()]
-        facts = [self._facts_of(name, run) for name, (_, run) in self._known.items()]
-        for kept in (self._facts, self._curves):
-            for name in kept.keys() - self._known.keys():  # of a run that was deleted
-                del kept[name]
-        return {"folder": str(self._folder), "runs": facts, "differing": differing_options(runs)}
+        if self._listed is None or [id(run) for run in self._listed[0]] != [id(run) for run in runs]:
+            there = {run.path for run in runs}
+            self._series = {path: own for path, own in self._series.items() if path in there}
+            groups = group_runs(runs)
+            self._groups = {group.id: group for group in groups}
+            names = {run: name for name, (_, run) in self._known.items()}
+            self._listed = runs, runs_answer(str(self._folder), groups, names, self._read)
+        return self._listed[1]
 
     def _name(self, run: KeptRun) -> str:
         path = run.path.relative_to(self._folder).as_posix() if run.path != self._folder else run.path.name
-        return str(_clean(path))
+        return path.encode("utf-8", "backslashreplace").decode()
 
     def _unchanged(self, name: str, run: KeptRun) -> tuple[Signature, KeptRun]:
         """The known signature and run if none of the run's files has changed, else the new ones."""
-        signature = (
-            *(_stamp(run.path / file) for file in ("metrics.jsonl", "summary.json", "config.toml")),
-            run.pid,
-        )
+        files = ("metrics.jsonl", "summary.json", "config.toml", LABELS)
+        signature = (*(_stamp(run.path / file) for file in files), run.pid)
         known = self._known.get(name)
         return known if known is not None and known[0] == signature else (signature, run)
 
@@ -141,82 +192,76 @@ class FolderServer(HttpServer):
             raise web.HTTPNotFound(text=f"there is no run {name!r} in {self._folder}")
         return self._known[name][1]
 
-    def _facts_of(self, name: str, run: KeptRun) -> dict[str, Any]:
-        kept = self._facts.get(name)
+    def _chosen(self, ids: list[str]) -> list[RunGroup]:
+        """Groups of the list by their ids."""
+        if any(found not in self._groups for found in ids):
+            self._list()
+        for found in ids:
+            if found not in self._groups:
+                raise web.HTTPNotFound(text=f"there is no group {found!r} of runs in {self._folder}")
+        return [self._groups[found] for found in ids]
+
+    def _read(self, run: KeptRun, metric: str) -> Series:
+        kept = self._series.get(run.path)
         if kept is None or kept[0] is not run:
-            kept = self._facts[name] = (run, _facts(name, run))
-        return kept[1]
+            kept = self._series[run.path] = (run, read_series(run, list(METRICS)))
+        return kept[1][metric]
 
-    def _curves_of(self, name: str) -> dict[str, Any]:
-        run = self._run(name)
-        kept = self._curves.get(name)
-        if kept is None or kept[0] is not run:
-            kept = self._curves[name] = (run, curves(run))
-        return kept[1]
-
-
-def _facts(name: str, run: KeptRun) -> dict[str, Any]:
-    return {
-        "run": name,
-        "env": run.env,
-        "algo": run.algo,
-        "seed": run.seed,
-        "state": run.state,
-        "env_steps": run.env_steps,
-        "best": run.best,
-        "final": run.final,
-        "train_seconds": run.summary.get("train_seconds"),
-        "stop_reason": run.summary.get("stop_reason"),
-        "error": run.summary.get("error"),
-        "changed": run.changed,
-        "live": run.state == "running" and (run.path / "http.json").exists(),
-    }
+    def _own_directory(self, name: str) -> Path:
+        """Directory of a run that a command may write to, looked at again: below the folder, without a link."""
+        path = self._run(name).path
+        if path.is_symlink() or path.resolve() != self._folder.resolve() / path.relative_to(self._folder):
+            raise web.HTTPConflict(text=f"{name} is a link or lies behind one, so it is left alone")
+        if not is_run(path):
+            raise web.HTTPNotFound(text=f"there is no run {name!r} in {self._folder}")
+        return path
 
 
-def curves(run: KeptRun) -> dict[str, Any]:
-    """Columns `steps`, `seconds` and `COLUMNS` of equal lengths; `evaluations` as `[steps, seconds, return]`.
-
-    Reads the run's file and blocks meanwhile.
-    """
-    steps: list[int] = []
-    seconds: list[float] = []
-    columns: dict[str, list[float | None]] = {name: [] for name in COLUMNS}
-    evaluations: list[tuple[int, float]] = []
-    for entry in run.lines():
-        if (mean := number(entry.get(EVALUATION))) is not None:
-            evaluations.append((integer(entry.get("eval/total_timesteps")) or 0, mean))
-        at, elapsed = integer(entry.get(STEPS)), number(entry.get("time/time_elapsed"))
-        if at is None or elapsed is None:
-            continue
-        no_steps = bool(steps) and at == steps[-1]
-        steps.append(at)
-        seconds.append(float(elapsed))
-        for name, metric in COLUMNS.items():
-            columns[name].append(None if no_steps and name in OF_AN_INTERVAL else number(entry.get(metric)))
-    kept = _kept(len(steps))
-    return {
-        "steps": [steps[i] for i in kept],
-        "seconds": [seconds[i] for i in kept],
-        **{name: [column[i] for i in kept] for name, column in columns.items()},
-        "evaluations": [[at, _seconds_at(at, steps, seconds), mean] for at, mean in evaluations],
-    }
+def _checked(body: bytes) -> Labels:
+    """Labels of a request. Raises `HTTPBadRequest` with the rule that they break."""
+    try:
+        labels = msgspec.json.decode(body, type=Labels)
+    except msgspec.DecodeError as error:
+        raise web.HTTPBadRequest(text=f'labels must be {{"tags": [...], "note": "..."}}: {error}') from None
+    labels.tags = list(dict.fromkeys(tag for text in labels.tags if (tag := text.strip())))
+    if len(labels.tags) > MOST_TAGS or any(len(tag) > MOST_TAG for tag in labels.tags):
+        raise web.HTTPBadRequest(text=f"a run has at most {MOST_TAGS} tags of {MOST_TAG} characters")
+    if len(labels.note) > MOST_NOTE:
+        raise web.HTTPBadRequest(text=f"a note has at most {MOST_NOTE} characters, got {len(labels.note)}")
+    return labels
 
 
-def _kept(count: int) -> list[int]:
-    """Indices of at most `MOST_POINTS` moments, the last one included."""
-    stride = -(-count // MOST_POINTS) or 1
-    return sorted({*range(0, count, stride), *([count - 1] if count else [])})
+def _delete_run(path: Path, name: str) -> None:
+    """Delete a run's directory while holding its lock, so that no run begins in it. Raises OSError, `HTTPConflict`."""
+    lock = None
+    with contextlib.suppress(FileNotFoundError):
+        lock = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if lock is not None:
+            if not stat.S_ISREG(os.fstat(lock).st_mode):
+                raise OSError(errno.EINVAL, "its lock is no regular file", str(path / LOCK))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise web.HTTPConflict(text=f"{name} is running: stop it before you delete it") from None
+        # First out of the list at once, under a hidden name; rmtree follows no link in it.
+        hidden = path.with_name(f".deleted-{path.name}-{os.getpid()}")
+        path.rename(hidden)
+        shutil.rmtree(hidden)
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
-def _seconds_at(at: int, steps: list[int], seconds: list[float]) -> float:
-    """Time at which training had taken `at` steps, interpolated between two reports."""
-    i = bisect_left(steps, at)
-    if not steps or i == len(steps):
-        return seconds[-1] if seconds else 0.0
-    if i == 0 or steps[i] == steps[i - 1]:
-        return seconds[i]
-    share = (at - steps[i - 1]) / (steps[i] - steps[i - 1])
-    return seconds[i - 1] + share * (seconds[i] - seconds[i - 1])
+@contextlib.contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """Answer 409 with the system's words where a file cannot be written or deleted."""
+    try:
+        yield
+    except OSError as error:
+        raise web.HTTPConflict(
+            text=f"{what} cannot be changed: {error.strerror}: {error.filename}"
+        ) from error
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -261,17 +306,5 @@ async def _on_daemon(work: Callable[[], Any]) -> Any:
     return await answer
 
 
-def _clean(value: Any) -> Any:
-    """`value` of a run's files as JSON that every reader takes: no lone surrogates, no integers beyond 64 bits."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode("utf-8")
-    if isinstance(value, dict):
-        return {_clean(key): _clean(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean(item) for item in value]
-    return str(value) if isinstance(value, int) and abs(value) >= 1 << 63 else value
-
-
 def _json(value: Any) -> web.Response:
-    body = msgspec.json.encode(_clean(value))
-    return web.Response(body=body, content_type="application/json", charset="utf-8")
+    return web.Response(body=to_json(value), content_type="application/json", charset="utf-8")

@@ -1,19 +1,37 @@
-"""Learning curves of runs: a metric over steps or seconds, as mean and band over seeds."""
+"""Learning curves of groups of runs: a metric over steps or seconds, with a bootstrap interval over the seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from asyncrl.show.aggregates import Array, Statistic, iqm, mean, over_runs
 from asyncrl.show.kept_run import EVALUATION, STEPS, KeptRun, number
+from asyncrl.show.run_groups import RunGroup
 
 TRAINING = "rollout/ep_rew_mean"
+RETURNS = (EVALUATION, TRAINING)
+"""Metrics that `scales` normalise."""
 SECONDS = "time/time_elapsed"
-POINTS = 200
-"""Number of points of a mean over several seeds."""
+OF_AN_INTERVAL = ("time/fps", "async/policy_lag_mean", "async/staleness_mean")
+"""Metrics over the time since the last report; meaningless if no step was taken in it."""
+POINTS = 400
+"""Most points of a curve."""
+LINES: Mapping[str, Statistic] = {"mean": mean, "iqm": iqm}
+"""Statistics over the runs that a curve may show."""
+Axis = Literal["steps", "seconds"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """Finite values of one run's metric, with the steps (rising) and the seconds since its start."""
+
+    steps: Array
+    seconds: Array
+    values: Array
 
 
 @dataclass(frozen=True)
@@ -21,18 +39,32 @@ class Curve:
     """One line of a plot with its band.
 
     Attributes:
-        label: the line's text in the legend.
+        env: the environment, whose curves share their axes.
+        name: name of the group or of the run; one name has one colour in all environments.
+        size: number of runs in words, "" for a single one.
         x: steps or seconds, rising.
-        mean, low, high: mean over the seeds, and the mean minus and plus one standard deviation over the seeds.
-        seeds: number of runs.
+        line: mean or interquartile mean of the runs that reach each x.
+        low, high: bounds of the line's 95 % bootstrap interval.
+        count: runs that reach each x.
     """
 
-    label: str
-    x: NDArray[np.float64]
-    mean: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
-    seeds: int
+    env: str
+    name: str
+    size: str
+    x: Array
+    line: Array
+    low: Array
+    high: Array
+    count: Array
+
+    @property
+    def label(self) -> str:
+        """The line's text in a legend."""
+        return f"{self.name}, {self.size}" if self.size else self.name
+
+
+Reader = Callable[[KeptRun, str], Series]
+"""Gives the series of a run's metric."""
 
 
 def default_metric(runs: Sequence[KeptRun]) -> str:
@@ -40,48 +72,110 @@ def default_metric(runs: Sequence[KeptRun]) -> str:
     return EVALUATION if any(len(run.evaluations) > 1 for run in runs) else TRAINING
 
 
-def curves(runs: Sequence[KeptRun], metric: str, axis: str, *, each: bool = False) -> list[Curve]:
-    """One curve for every pair of environment and algorithm; runs without the metric are left out.
+def curves(
+    groups: Sequence[RunGroup],
+    metric: str,
+    axis: Axis,
+    *,
+    each: bool = False,
+    line: str = "mean",
+    scales: Mapping[str, tuple[float, float]] | None = None,
+    read: Reader | None = None,
+) -> list[Curve]:
+    """One curve for every group; groups without the metric are left out.
 
     Args:
-        runs: runs of any environments and algorithms.
+        groups: groups of any environments.
         metric: name of the metric in `metrics.jsonl`.
         axis: `"steps"` or `"seconds"` (since the run's start).
         each: make one curve for each run instead.
+        line: a name of `LINES`.
+        read: reader of a run's metric, in place of its file.
+        scales: returns that become 0 and 1 by environment; those of an environment without are left as they are.
     """
-    groups: dict[str, list[tuple[NDArray[np.float64], NDArray[np.float64]]]] = {}
-    for run in runs:
-        x, y = series(run, metric, axis)
-        if x.size:
-            label = run.path.name if each else f"{run.algo} on {run.env}"
-            groups.setdefault(label, []).append((x, y))
-    return [_curve(label, lines) for label, lines in groups.items()]
+    read = read or read_one
+    found = []
+    for group in groups:
+        scale = (scales or {}).get(group.env)
+        parts = [(run, scaled(read(run, metric), metric, scale)) for run in group.runs]
+        own = [(run, part) for run, part in parts if part.steps.size]
+        if each:
+            found += [curve([part], axis, line, env=group.env, name=run.path.name) for run, part in own]
+        elif own:
+            size = group.size if len(group.runs) > 1 else ""
+            found.append(
+                curve([part for _, part in own], axis, line, env=group.env, name=group.name, size=size)
+            )
+    return found
 
 
-def series(run: KeptRun, metric: str, axis: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Points (x rising, y) of one run's metric."""
-    found: list[tuple[float, float]] = []
+def by_environment(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
+    """Curves of each environment, in the order of the first ones."""
+    found: dict[str, list[Curve]] = {}
+    for curve in curves:
+        found.setdefault(curve.env, []).append(curve)
+    return found
+
+
+def read_series(run: KeptRun, metrics: Sequence[str]) -> dict[str, Series]:
+    """Series of each of a run's metrics; of several values at one step the last. Reads the run's file once."""
+    found: dict[str, dict[float, float]] = {metric: {} for metric in metrics}
     clock: list[tuple[float, float]] = [(0.0, 0.0)]
     for entry in run.lines():
-        steps, seconds, value = (number(entry.get(name)) for name in (STEPS, SECONDS, metric))
+        steps, seconds = number(entry.get(STEPS)), number(entry.get(SECONDS))
+        idle = steps == clock[-1][0] and len(clock) > 1
         if steps is not None and seconds is not None:
             clock.append((float(steps), float(seconds)))
-        at = number(entry.get("eval/total_timesteps")) if metric.startswith("eval/") else steps
-        if at is not None and value is not None:
-            found.append((float(at), float(value)))
+        for metric, points in found.items():
+            value = number(entry.get(metric))
+            at = number(entry.get("eval/total_timesteps")) if metric.startswith("eval/") else steps
+            if (
+                at is not None
+                and value is not None
+                and np.isfinite(value)
+                and not (idle and metric in OF_AN_INTERVAL)
+            ):
+                points[float(at)] = float(value)
     steps_of, seconds_of = np.array(sorted(clock)).T
-    points = dict(sorted(found, key=lambda point: point[0]))  # the last of several values at one step
-    x, y = np.array(list(points)), np.array(list(points.values()))
-    return (np.interp(x, steps_of, seconds_of) if axis == "seconds" and x.size else x), y
+    return {
+        metric: Series(
+            x := np.array(sorted(points)),
+            np.interp(x, steps_of, seconds_of),
+            np.array([points[at] for at in x]),
+        )
+        for metric, points in found.items()
+    }
 
 
-def _curve(label: str, lines: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> Curve:
-    """Mean and band over the range of x that all lines cover."""
-    if len(lines) == 1:
-        x, y = lines[0]
-        return Curve(label, x, y, y, y, 1)
-    first, last = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
-    x = np.linspace(first, max(first, last), POINTS)
-    values = np.stack([np.interp(x, *line) for line in lines])
-    mean, deviation = values.mean(axis=0), values.std(axis=0)
-    return Curve(f"{label}, {len(lines)} seeds", x, mean, mean - deviation, mean + deviation, len(lines))
+def read_one(run: KeptRun, metric: str) -> Series:
+    """Series of one metric."""
+    return read_series(run, (metric,))[metric]
+
+
+def curve(runs: Sequence[Series], axis: Axis, line: str, *, env: str, name: str, size: str = "") -> Curve:
+    """Statistic over runs at the steps or seconds of their points, at most `POINTS`; each run counts where it has been.
+
+    Between two points of a run its value is interpolated, beyond its first and last point it has none.
+    """
+    lines = [(run.steps if axis == "steps" else run.seconds, run.values) for run in runs]
+    x = np.unique(np.concatenate([at for at, _ in lines]))
+    if x.size > POINTS:
+        x = np.linspace(x[0], x[-1], POINTS)
+    values = np.stack([np.interp(x, *own, left=np.nan, right=np.nan) for own in lines])
+    there = np.isfinite(values)
+    shown, low, high = (np.full(x.size, np.nan) for _ in range(3))
+    for who in np.unique(there, axis=1).T:
+        columns = (there == who[:, None]).all(axis=0)
+        if who.any():
+            shown[columns], low[columns], high[columns] = over_runs(values[who][:, columns], LINES[line])
+    count = there.sum(axis=0).astype(np.float64)
+    kept = count > 0
+    return Curve(env, name, size, x[kept], shown[kept], low[kept], high[kept], count[kept])
+
+
+def scaled(series: Series, metric: str, scale: tuple[float, float] | None) -> Series:
+    """Returns as shares of the way from the first to the second return of `scale`; any other metric as it is."""
+    if scale is None or metric not in RETURNS:
+        return series
+    low, high = scale
+    return Series(series.steps, series.seconds, (series.values - low) / (high - low))

@@ -24,9 +24,9 @@ from typing import Any, TextIO
 
 LOCK = ".lock"
 """Lock file that a run holds while it uses its directory; it contains the process id."""
+LABELS = "labels.json"
+"""File of the tags and the note that `asyncrl ui` writes."""
 EVALUATION, STEPS = "eval/mean_reward", "time/total_timesteps"
-LOCATION = ("trainer.run_dir", "trainer.env_file")
-"""Options that name a run's location, in which any two runs differ."""
 DEPTH = 3
 """Depth of subfolders that are searched for runs."""
 MOST_BYTES = 16 << 20
@@ -67,6 +67,22 @@ class KeptRun:
     def meta(self) -> dict[str, Any]:
         """`meta.json`."""
         return _json(self.path / "meta.json")
+
+    @functools.cached_property
+    def labels(self) -> dict[str, Any]:
+        """`labels.json`: `tags` and `note` that somebody has given the run, each may be missing."""
+        return _json(self.path / LABELS)
+
+    @property
+    def tags(self) -> list[str]:
+        """Tags of the run."""
+        tags = self.labels.get("tags")
+        return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+
+    @property
+    def note(self) -> str:
+        """Note on the run, "" if there is none."""
+        return str(self.labels.get("note") or "")
 
     @functools.cached_property
     def pid(self) -> int | None:
@@ -194,21 +210,6 @@ def _subfolders(folder: Path) -> list[Path]:
     except OSError:
         return []
     return [folder / name for name in names]
-
-
-def differing_options(runs: list[KeptRun]) -> dict[str, list[Any]]:
-    """Options that differ between runs, without `LOCATION`: by `table.option` each run's value, None if it has none."""
-    tables = [
-        {
-            f"{name}.{option}": value
-            for name, options in run.options.items()
-            for option, value in options.items()
-        }
-        for run in runs
-    ]
-    names = dict.fromkeys(name for table in tables for name in table if name not in LOCATION)
-    rows = {name: [table.get(name) for table in tables] for name in names}
-    return {name: values for name, values in rows.items() if any(value != values[0] for value in values)}
 
 
 def table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:

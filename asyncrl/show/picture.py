@@ -5,15 +5,31 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from asyncrl.errors import ConfigurationError
-from asyncrl.show.curves import Curve
+from asyncrl.show.comparison import SettingResult
+from asyncrl.show.curves import Curve, by_environment
 from asyncrl.storage.atomic_file import write_atomically
 from asyncrl.storage.disk_space import error_of_file
 
+COLUMNS = 3
+"""Most axes side by side."""
 
-def write_picture(path: Path, curves: Sequence[Curve], title: str, x_label: str, y_label: str) -> None:
+
+def write_picture(
+    path: Path, curves: Sequence[Curve], name: str, x_label: str, settings: Sequence[SettingResult] = ()
+) -> None:
     """Write the curves with their bands to a PNG, SVG or PDF file, chosen by the file's suffix.
+
+    Every environment has axes of its own; one name has one colour everywhere.
+
+    Args:
+        path: the file.
+        curves: at least one.
+        name: what they show.
+        x_label: `steps` or `seconds`.
+        settings: performance profiles, which get axes of their own.
 
     Raises:
         ConfigurationError: matplotlib is not installed or cannot write this format, or the path cannot be written.
@@ -30,24 +46,59 @@ def write_picture(path: Path, curves: Sequence[Curve], title: str, x_label: str,
             facts={"file": path},
             fix='pip install "asyncrl[plot]", or leave out --out to plot in the terminal',
         ) from error
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    for curve in curves:
-        marker = "o" if len(curve.x) == 1 else ""  # a line through one point is invisible
-        (line,) = axes.plot(curve.x, curve.mean, marker=marker, label=curve.label, linewidth=1.6)
-        if curve.seeds > 1:
-            axes.fill_between(curve.x, curve.low, curve.high, color=line.get_color(), alpha=0.2, linewidth=0)
-    axes.set(title=title, xlabel=x_label, ylabel=y_label)
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    plots = by_environment(curves)
+    count = len(plots) + bool(settings)
+    columns = min(COLUMNS, count)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(max(7.2, 4.8 * columns), 4.4 * rows), layout="constrained")
+    colours = {name: f"C{i % 10}" for i, name in enumerate(dict.fromkeys(curve.name for curve in curves))}
+    for i, (env, own) in enumerate(plots.items()):
+        axes = figure.add_subplot(rows, columns, i + 1)
+        _draw(axes, own, colours)
+        axes.set(title=env, xlabel=x_label, ylabel=name)
+        _finish(axes)
+    if settings:
+        axes = figure.add_subplot(rows, columns, count)
+        _draw_profiles(axes, settings, colours)
+        _finish(axes)
     drawn = io.BytesIO()
     try:
-        figure.savefig(drawn, dpi=150, format=path.suffix.removeprefix("."))
+        figure.savefig(drawn, dpi=150, format=path.suffix.removeprefix("."), bbox_inches="tight")
     except ValueError as error:
         raise ConfigurationError(
             f"the picture cannot be written: {error}",
             facts={"file": path},
-            fix="give a file that ends in .png, .svg or .pdf",
+            fix="give a file that ends in .png, .svg, .pdf or .html",
         ) from error
     with error_of_file("the picture", path):
         write_atomically(path, [drawn.getvalue()])
+
+
+def _draw(axes: Any, curves: Sequence[Curve], colours: dict[str, str]) -> None:
+    for curve in curves:
+        marker = "o" if len(curve.x) == 1 else ""  # a line through one point is invisible
+        colour = colours[curve.name]
+        axes.plot(curve.x, curve.line, marker=marker, label=curve.label, linewidth=1.6, color=colour)
+        if curve.size:
+            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
+
+
+def _finish(axes: Any) -> None:
+    """Grid, and the legend below the axes, where it hides no line and has the room that its labels need."""
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize="small")
+
+
+def _draw_profiles(axes: Any, settings: Sequence[SettingResult], colours: dict[str, str]) -> None:
+    for own in settings:
+        colour = colours.get(own.name, "black")
+        axes.plot(
+            own.thresholds, own.profile, label=f"{own.name}, {own.runs} runs", linewidth=1.6, color=colour
+        )
+        axes.fill_between(own.thresholds, own.low, own.high, color=colour, alpha=0.2, linewidth=0)
+    axes.set(
+        title="Performance profile",
+        xlabel="normalised score",
+        ylabel="share of runs above it",
+        ylim=(-0.03, 1.03),
+    )

@@ -57,13 +57,13 @@ def _draw(grid: list[list[str]], curve: Curve, mark: str, at: np.ndarray, low: f
     for column, x in enumerate(at):
         if not curve.x[0] <= x <= curve.x[-1]:
             continue
-        mean, below, above = (float(np.interp(x, curve.x, y)) for y in (curve.mean, curve.low, curve.high))
+        mean, below, above = (float(np.interp(x, curve.x, y)) for y in (curve.line, curve.low, curve.high))
         for row in range(row_of(above), row_of(below) + 1):
             if grid[row][column] == " ":
                 grid[row][column] = BAND
         grid[row_of(mean)][column] = mark
     if len(curve.x) == 1:
-        grid[row_of(float(curve.mean[0]))][0] = mark
+        grid[row_of(float(curve.line[0]))][0] = mark
 
 
 def _number(value: float) -> str:

@@ -14,9 +14,9 @@ from waiting import PATIENCE_SECONDS
 
 from asyncrl.cli.main import main
 from asyncrl.cli.text_table import age, number, text_table
-from asyncrl.server.folder import curves as page_curves
-from asyncrl.show.curves import curves as show_curves
-from asyncrl.show.kept_run import KeptRun, differing_options, find_runs, is_run
+from asyncrl.show.curves import curves
+from asyncrl.show.kept_run import KeptRun, find_runs, is_run
+from asyncrl.show.run_groups import differing_options, group_runs
 from asyncrl.storage.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
@@ -87,12 +87,16 @@ def test_ls(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["run", "env", "algo", "seed", "state", "steps", "best", "final", "age"]
     assert lines[1].split() == [
-        *("good", "CartPole-v1", "dqn", "0", "finished", "12,345", "490.5", "480.2", "2", "h")
+        *("good", "CartPole-v1", "dqn", "gamma=0.99,", "num_actors=none", "0"),
+        *("finished", "12,345", "490.5", "480.2", "2", "h"),
     ]
-    assert lines[2].split()[:9] == [
-        *("bad", "CartPole-v1", "dqn", "0", "failed", "5", "-", "not", "evaluated")
+    assert lines[2].split()[:11] == [
+        *("bad", "CartPole-v1", "dqn", "gamma=0.5,", "num_actors=2"),
+        *("0", "failed", "5", "-", "not", "evaluated"),
     ]
-    assert lines[3].split()[:6] == ["deep/er/killed", "CartPole-v1", "ppo", "3", "killed", "777"]
+    assert lines[3].split()[:6] == [
+        *("deep/er/killed", "CartPole-v1", "ppo", "num_actors=none", "3", "killed")
+    ]
 
 
 def test_ls_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +107,9 @@ def test_ls_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "run": "good",
         "env": "CartPole-v1",
         "algo": "dqn",
+        "group": "dqn gamma=0.99, num_actors=none",
         "seed": 0,
+        "tags": [],
         "state": "finished",
         "steps": 12_345,
         "best": 490.5,
@@ -133,8 +139,8 @@ def test_a_directory_that_only_looks_like_a_run_is_read_as_far_as_possible(
     assert (rows["odd"]["env"], rows["odd"]["steps"], rows["odd"]["final"]) == ("CartPole-v1", 0, 5.0)
     assert main(["ls", str(folder)]) == 0
     for metric in ("eval/mean_reward", "train/loss"):
-        assert len(show_curves([KeptRun(folder / "odd")], metric, "steps")) == (metric != "train/loss")
-    assert page_curves(KeptRun(folder / "odd"))["evaluations"] == [[100, 0.0, 5.0]]
+        drawn = curves(group_runs([KeptRun(folder / "odd")]), metric, "steps")
+        assert len(drawn) == (metric != "train/loss")
     for name in ("foreign", "odd"):
         assert main(["doctor", str(folder / name)]) == 0
         assert main(["diff", str(folder / "good"), str(folder / name)]) == 0
@@ -188,6 +194,39 @@ def test_diff(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["state"] == ["finished", "failed"]
     assert rows["best return"] == ["490.5", "-"]
     assert rows["steps"] == ["12,345", "5"]
+
+
+def test_ls_of_groups(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed, final in enumerate((10.0, 20.0, 60.0)):
+        path = write_run(tmp_path / f"r{seed}", seed=seed, summary={"eval": {"return_mean": final}})
+        assert path.exists()
+    write_run(tmp_path / "killed", seed=9)
+    write_run(tmp_path / "other", options={"n_step": 1}, summary={})
+    assert main(["ls", str(tmp_path), "--groups"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["CartPole-v1", "dqn", "n_step=3", "4", "30.0", "30.0"] in [row[:6] for row in rows]
+    assert ["CartPole-v1", "dqn", "n_step=1", "1", "-", "-"] in [row[:6] for row in rows]
+    assert main(["ls", str(tmp_path), "--groups", "--json"]) == 0
+    told = {row["group"]: row for row in json.loads(capsys.readouterr().out)}
+    assert (told["dqn n_step=3"]["runs"], told["dqn n_step=3"]["evaluated"]) == (4, 3)
+    assert 10.0 <= told["dqn n_step=3"]["low"] <= told["dqn n_step=3"]["high"] <= 60.0
+
+
+def test_diff_of_two_groups_of_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, final in enumerate((10.0, 30.0)):
+        write_run(tmp_path / "a" / str(seed), seed=seed, summary={"eval": {"return_mean": final}})
+    write_run(tmp_path / "b", seed=5, options={"n_step": 1}, summary={"eval": {"return_mean": 7.0}})
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    options, outcome = capsys.readouterr().out.split("\n\n")
+    assert [line.split() for line in options.splitlines()[1:]] == [["dqn.n_step", "3", "1"]]
+    rows = {line[:20].strip(): line[20:].split() for line in outcome.splitlines()}
+    assert (rows["runs"], rows["final return"]) == (["2", "1"], ["20.0", "7.0"])
+    write_run(tmp_path / "a" / "else", options={"gamma": 0.5}, summary={})
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    err = capsys.readouterr().err
+    assert "differ in more than the seed" in err and "dqn gamma=0.5" in err
 
 
 def test_diff_of_equal_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

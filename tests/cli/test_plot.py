@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 from kept_runs import write_run
 
 from asyncrl.cli.main import main
-from asyncrl.show.curves import TRAINING, curves, default_metric, series
+from asyncrl.show.curves import TRAINING, Curve, curves, default_metric, read_one
 from asyncrl.show.kept_run import EVALUATION, KeptRun, find_runs
+from asyncrl.show.run_groups import group_runs
 from asyncrl.show.text_plot import text_plot
 
 
@@ -31,36 +33,36 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_mean_and_band_over_seeds(folder: Path) -> None:
-    dqn, ppo = sorted(curves(find_runs(folder), EVALUATION, "steps"), key=lambda curve: curve.label)
-    assert (dqn.label, dqn.seeds) == ("dqn on CartPole-v1, 2 seeds", 2)
-    assert (dqn.x[0], dqn.x[-1]) == (100, 500), "where both seeds are"
-    assert (dqn.mean[0], dqn.low[0], dqn.high[0]) == (10, 0, 20)
-    assert (dqn.mean[-1], dqn.low[-1], dqn.high[-1]) == (50, 40, 60)
-    assert (ppo.label, ppo.seeds) == ("ppo on CartPole-v1", 1)
+def drawn(folder: Path, metric: str = EVALUATION, **options: object) -> list[Curve]:
+    return curves(group_runs(find_runs(folder)), metric, "steps", **options)  # type: ignore[arg-type]
+
+
+def test_mean_and_band_over_the_seeds_that_reach_a_step(folder: Path) -> None:
+    dqn, ppo = sorted(drawn(folder), key=lambda curve: curve.label)
+    assert (dqn.label, ppo.label) == ("dqn, 2 seeds", "ppo")
+    np.testing.assert_array_equal(dqn.x, [100, 300, 400, 500, 600])
+    np.testing.assert_array_equal(dqn.line, [10, 30, 40, 50, 70])
+    np.testing.assert_array_equal(dqn.count, [2, 2, 2, 2, 1])
+    np.testing.assert_array_equal(dqn.low, [0, 20, 30, 40, 70])
+    np.testing.assert_array_equal(dqn.high, [20, 40, 50, 60, 70])
     np.testing.assert_array_equal(ppo.x, [100, 500])
 
 
 def test_a_line_for_each_run(folder: Path) -> None:
-    assert {curve.label for curve in curves(find_runs(folder), EVALUATION, "steps", each=True)} == {
-        "a",
-        "b",
-        "c",
-    }
+    assert {curve.label for curve in drawn(folder, each=True)} == {"a", "b", "c"}
 
 
 def test_seconds_are_those_of_the_reports(folder: Path) -> None:
-    x, y = series(KeptRun(folder / "b"), EVALUATION, "seconds")
-    np.testing.assert_allclose(x, [4.0, 10.0, 12.0])  # beyond the last report: its time
-    np.testing.assert_array_equal(y, [20, 50, 70])
-    x, _ = series(KeptRun(folder / "a"), TRAINING, "seconds")
-    np.testing.assert_allclose(x, [3, 4, 5, 6, 7])
+    found = read_one(KeptRun(folder / "b"), EVALUATION)
+    np.testing.assert_allclose(found.seconds, [4.0, 10.0, 12.0])  # beyond the last report: its time
+    np.testing.assert_array_equal(found.values, [20, 50, 70])
+    np.testing.assert_allclose(read_one(KeptRun(folder / "a"), TRAINING).seconds, [3, 4, 5, 6, 7])
 
 
 def test_the_last_of_several_values_at_one_step_counts(tmp_path: Path) -> None:
     write_run(tmp_path / "d", lines=lines(), evaluations=[(100, 5.0), (500, 30.0), (500, 20.0)])
-    x, y = series(KeptRun(tmp_path / "d"), EVALUATION, "steps")
-    assert (x.tolist(), y.tolist()) == ([100, 500], [5, 20])
+    found = read_one(KeptRun(tmp_path / "d"), EVALUATION)
+    assert (found.steps.tolist(), found.values.tolist()) == ([100, 500], [5, 20])
 
 
 def test_the_training_return_where_nothing_was_evaluated(tmp_path: Path, folder: Path) -> None:
@@ -74,24 +76,65 @@ def test_in_the_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["plot", str(folder)]) == 0
-    text = capsys.readouterr().out.splitlines()
-    assert text[0] == "greedy return over steps"
-    assert max(map(len, text)) < 80 and len(text) < 24 and all(line.isascii() for line in text)
-    assert {"  * dqn on CartPole-v1, 2 seeds", "  o ppo on CartPole-v1"} == set(text[-2:])
-    assert "*" in "".join(text[1:-2]) and "." in "".join(text[1:-2]) and "o" in "".join(text[1:-3])
-    assert text[-3].split() == ["100", "steps", "500"]
+    plot, table = (part.splitlines() for part in capsys.readouterr().out.split("\n\n"))
+    assert plot[0] == "greedy return over steps, CartPole-v1"
+    assert max(map(len, plot)) < 80 and len(plot) + len(table) < 24
+    assert all(line.isascii() for line in plot)
+    assert set(plot[-2:]) == {"  * dqn, 2 seeds", "  o ppo"}
+    assert "*" in "".join(plot[1:-2]) and "." in "".join(plot[1:-2]) and "o" in "".join(plot[1:-3])
+    assert plot[-3].split() == ["100", "steps", "600"]
+    assert [line.split() for line in table[1:]] == [
+        ["CartPole-v1", "dqn", "2", "55.0", "55.0", "[40.0,", "70.0]"],
+        ["CartPole-v1", "ppo", "1", "5", "5", "[5,", "5]"],
+    ]
+
+
+def test_every_environment_has_axes_of_its_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(folder / "d", env="Acrobot-v1", evaluations=[(100, -500.0), (500, -80.0)])
+    assert main(["plot", str(folder)]) == 0
+    plots = capsys.readouterr().out.split("\n\n")
+    assert [plot.splitlines()[0].rpartition(", ")[2] for plot in plots[:2]] == ["CartPole-v1", "Acrobot-v1"]
+    assert "-500" in plots[1] and "-500" not in plots[0]
+
+
+def test_normalised_scores_over_environments(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(folder / "d", env="Own-v0", evaluations=[(100, 0.0), (500, 7.5)])
+    assert main(["plot", str(folder), "--normalise", "random,reference"]) == 1
+    assert "--normalise Own-v0=RANDOM,REFERENCE" in capsys.readouterr().err
+    scales = ["--normalise", "CartPole-v1=0,100", "--normalise", "Own-v0=0,10"]
+    assert main(["plot", str(folder), *scales]) == 0
+    table = capsys.readouterr().out.split("\n\n")[-1].splitlines()
+    (row,) = [line.split() for line in table[1:]]  # ppo has no run of Own-v0
+    assert table[0].startswith("over 2 environments") and row[:3] == [
+        "dqn",
+        "3",
+        "0.617",
+    ]  # of 0.4, 0.7, 0.75
+    assert row[5] == "0.65", "mean of 0.55 and 0.75"
+    assert main(["plot", str(folder), "--normalise", "CartPole-v1=5,5"]) == 1
+    assert "two different numbers" in capsys.readouterr().err
+
+
+def test_as_a_page_in_one_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = folder / "comparison.html"
+    assert main(["plot", str(folder), "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}\n"
+    page = out.read_text()
+    data = page.partition('id="data">')[2].partition("</script>")[0]
+    assert set(json.loads(data)) == {"runs", "steps mean", "steps iqm", "seconds mean", "seconds iqm"}
+    assert "connect-src 'none'" in page
 
 
 def test_a_rising_line_rises(folder: Path) -> None:
-    (curve,) = curves([KeptRun(folder / "a")], EVALUATION, "steps")
+    (curve,) = drawn(folder / "a")
     rows = [line.partition("|")[2] for line in text_plot([curve], "t", "steps").splitlines() if "|" in line]
     assert rows[0].rstrip().endswith("*") and rows[-1].startswith("*")
     assert len(rows[0].rstrip()) > len(rows[len(rows) // 2].rstrip()) > len(rows[-1].rstrip())
 
 
 def test_a_single_point_and_a_flat_line_are_drawn(tmp_path: Path) -> None:
-    run = KeptRun(write_run(tmp_path / "x", evaluations=[(100, 5.0)]))
-    (point,) = curves([run], EVALUATION, "steps")
+    write_run(tmp_path / "x", evaluations=[(100, 5.0)])
+    (point,) = drawn(tmp_path / "x")
     assert "|*" in text_plot([point], "t", "steps")
 
 

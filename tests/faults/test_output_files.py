@@ -80,7 +80,7 @@ def test_a_picture_that_finds_the_disk_full_says_so(older: Path) -> None:
     pytest.importorskip("matplotlib")
     line = np.arange(3.0)
     with pytest.raises(errors.ResourceError, match="the picture cannot be written: No space left"):
-        write_picture(older, [Curve("dqn", line, line, line, line, 1)], "title", "steps", "return")
+        write_picture(older, [Curve("X-v1", "dqn", "", line, line, line, line, line)], "return", "steps")
 
 
 def test_a_video_that_finds_the_disk_full_leaves_the_older_one(

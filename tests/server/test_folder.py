@@ -23,22 +23,28 @@ from serving import PATIENCE_SECONDS, TOKEN, ServerThread
 import asyncrl
 from asyncrl.cli.main import COMMANDS
 from asyncrl.server.discovery import port_in_use
-from asyncrl.server.folder import MOST_POINTS, FolderServer, curves
+from asyncrl.server.folder import MOST_NOTE, FolderServer
 from asyncrl.server.pages import FOLDER_PAGE, load_page
-from asyncrl.show.kept_run import KeptRun
 
 PACKAGE = str(Path(asyncrl.__file__).parents[1])
 
 
 def make_run(
-    folder: Path, name: str, *, state: str | None = "finished", learning_rate: float = 1e-3, reports: int = 5
+    folder: Path,
+    name: str,
+    *,
+    state: str | None = "finished",
+    learning_rate: float = 1e-3,
+    reports: int = 5,
+    env: str = "CartPole-v1",
+    seed: int = 1,
 ) -> Path:
     """Run directory as after a run; without a state there is no summary."""
     run = folder / name
     (run / "checkpoints").mkdir(parents=True)
     (run / ".lock").write_text("pid 1 on here")
     (run / "config.toml").write_text(
-        f'[trainer]\nenv = "CartPole-v1"\nalgo = "dqn"\nseed = 1\nrun_dir = "{run}"\n'
+        f'[trainer]\nenv = "{env}"\nalgo = "dqn"\nseed = {seed}\nrun_dir = "{run}"\n'
         f"[dqn]\nlearning_rate = {learning_rate}\ngamma = 0.99\n"
     )
     with (run / "metrics.jsonl").open("w") as file:
@@ -130,40 +136,139 @@ def test_the_list_follows_the_files(served: FolderThread, folder: Path) -> None:
     assert served.server._known["a"][1] is read, "a run that has not changed is not read again"
 
 
-def test_curves_of_chosen_runs(served: FolderThread) -> None:
-    told = served.ask("/curves?run=a&run=deep%2Fb").json()
-    assert told.keys() == {"a", "deep/b"}
-    assert told["a"]["steps"] == [100, 200, 300, 400, 500] and told["a"]["seconds"][-1] == 5.0
-    assert told["a"]["return"] == [10.0, 20.0, 30.0, 40.0, 50.0]
-    assert told["a"]["evaluations"][1] == [150, 1.5, 40.0], "between two reports"
+def groups_of(served: FolderThread) -> dict[str, dict[str, Any]]:
+    """Groups by name."""
+    return {group["name"]: group for group in served.ask("/runs").json()["groups"]}
+
+
+def test_runs_are_grouped_by_all_options_but_the_seed(served: FolderThread, folder: Path) -> None:
+    make_run(folder, "a2", seed=2, reports=3)
+    groups = groups_of(served)
+    assert {name: group["size"] for name, group in groups.items()} == {
+        "dqn learning_rate=0.001": "3 runs of 2 seeds",
+        "dqn learning_rate=0.0003": "1 seed",
+    }
+    mine = groups["dqn learning_rate=0.001"]
+    assert mine["mean"][0] == pytest.approx((100 + 100 + 60) / 3) and mine["iqm"] == mine["mean"]
+    assert 60 <= mine["mean"][1] <= mine["mean"][0] <= mine["mean"][2] <= 100
+
+
+def test_curves_of_chosen_groups(served: FolderThread, folder: Path) -> None:
+    make_run(folder, "a2", seed=2, reports=3)
+    mine_name = "dqn learning_rate=0.001"
+    mine = groups_of(served)[mine_name]["id"]
+    told = served.ask(f"/comparison?group={mine}").json()
+    (line,) = told["curves"]["rollout/ep_rew_mean"]
+    assert (line["env"], line["name"], line["x"]) == ("CartPole-v1", mine_name, [100, 200, 300, 400, 500])
+    assert line["count"] == [3, 3, 3, 2, 2] and line["line"] == [10, 20, 30, 40, 50]
+    times = served.ask(f"/comparison?group={mine}&axis=seconds&line=iqm").json()["curves"]
+    assert times["rollout/ep_rew_mean"][0]["x"] == [1, 2, 3, 4, 5]
+    each = served.ask(f"/comparison?group={mine}&each=1").json()["curves"]["eval/mean_reward"]
+    assert {own["name"] for own in each} == {"a", "a2", "c"}
+    assert served.ask("/comparison?group=" + mine + "&line=most").status == 400
+    assert served.ask("/comparison?group=none").status == 404
     assert served.ask("/options?run=a").json()["dqn"]["gamma"] == 0.99
 
 
+def test_scores_over_environments(served: FolderThread, folder: Path) -> None:
+    make_run(folder, "d", env="Acrobot-v1")
+    ids = [group["id"] for group in served.ask("/runs").json()["groups"]]
+    told = served.ask("/comparison?" + "&".join(f"group={own}" for own in ids)).json()
+    assert told["scales"].keys() == {"CartPole-v1", "Acrobot-v1"}
+    (setting,) = told["settings"]
+    assert (setting["name"], setting["runs"]) == ("dqn learning_rate=0.001", 3)
+    assert setting["profile"][0] == 1.0 and setting["estimates"].keys() == {
+        *("IQM", "mean", "median", "optimality gap")
+    }
+
+
 def test_a_run_that_was_deleted_is_forgotten(served: FolderThread, folder: Path) -> None:
-    names = [run["run"] for run in served.ask("/runs").json()["runs"]]
-    served.ask(f"/curves?run={names[0]}")
-    shutil.rmtree(folder / names[0])
-    assert [run["run"] for run in served.ask("/runs").json()["runs"]] == names[1:]
-    assert set(served.server._facts) == set(names[1:]) and not served.server._curves
+    ids = [group["id"] for group in served.ask("/runs").json()["groups"]]
+    served.ask("/comparison?" + "&".join(f"group={own}" for own in ids))
+    shutil.rmtree(folder / "a")
+    assert {run["run"] for run in served.ask("/runs").json()["runs"]} == {"c", "deep/b"}
+    assert {path.name for path in served.server._series} == {"b", "c"}
 
 
-def test_long_curves_are_thinned_to_the_end(tmp_path: Path) -> None:
-    run = KeptRun(make_run(tmp_path, "long", reports=3 * MOST_POINTS + 7))
-    told = curves(run)
-    assert MOST_POINTS / 2 < len(told["steps"]) <= MOST_POINTS + 1
-    assert told["steps"][-1] == 100 * (3 * MOST_POINTS + 7)
-    assert len({len(told[name]) for name in ("steps", "seconds", "return", "loss", "fps", "lag")}) == 1
-    assert len(told["evaluations"]) == 3 * MOST_POINTS + 7, "every evaluation stays"
+# --- commands -------------------------------------------------------------------------------------------
 
 
-def test_rates_of_an_interval_without_steps_are_not_drawn(tmp_path: Path) -> None:
-    run = make_run(tmp_path, "ended", reports=2)
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(
-            '{"time/total_timesteps": 200, "time/time_elapsed": 2.1, "time/fps": 0.0, "train/loss": 0.5}\n'
-        )
-    told = curves(KeptRun(run))
-    assert told["fps"] == [100.0, 100.0, None] and told["loss"][-1] == 0.5
+def command(served: FolderThread, path: str, body: Any = None) -> tuple[int, str]:
+    """Status and words of a refusal."""
+    answer = served.ask(path, method="POST", token=TOKEN, body=body)
+    return answer.status, answer.json().get("error", {}).get("message", "")
+
+
+def test_tags_and_a_note_are_kept_with_the_run(served: FolderThread, folder: Path) -> None:
+    body = json.dumps({"tags": ["good", " paper ", "good", ""], "note": "lr of <b>two</b>"})
+    with live(folder / "a"):
+        assert command(served, "/labels?run=a", body)[0] == 200
+        run = next(run for run in served.ask("/runs").json()["runs"] if run["run"] == "a")
+    assert (run["tags"], run["note"]) == (["good", "paper"], "lr of <b>two</b>")
+    assert json.loads((folder / "a" / "labels.json").read_text())["tags"] == ["good", "paper"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["", "[]", '{"tags": "x"}', json.dumps({"note": "x" * (MOST_NOTE + 1)}), '{"tags": ["%s"]}' % ("x" * 41)],
+)
+def test_labels_of_another_form_are_refused_with_the_rule(
+    served: FolderThread, folder: Path, body: str
+) -> None:
+    status, words = command(served, "/labels?run=a", body)
+    assert status == 400 and any(word in words for word in ("labels must be", "at most"))
+    assert not (folder / "a" / "labels.json").exists()
+
+
+def test_a_run_is_deleted_and_what_its_links_lead_to_stays(served: FolderThread, folder: Path) -> None:
+    outside = folder.parent / f"{folder.name}-data"
+    outside.mkdir()
+    (outside / "kept").write_text("x")
+    (folder / "a" / "data").symlink_to(outside)
+    assert command(served, "/delete?run=a") == (200, "")
+    assert sorted(path.name for path in folder.iterdir()) == ["c", "deep"]
+    assert (outside / "kept").exists()
+    assert command(served, "/delete?run=a") == (404, f"there is no run 'a' in {folder}")
+
+
+def test_a_run_in_progress_is_not_deleted(served: FolderThread, folder: Path) -> None:
+    with live(folder / "a"):
+        status, words = command(served, "/delete?run=a")
+    assert status == 409 and "a is running" in words and (folder / "a" / "config.toml").exists()
+
+
+@pytest.mark.parametrize("part", ["a", "deep"])
+def test_a_run_that_has_become_a_link_is_left_alone(served: FolderThread, folder: Path, part: str) -> None:
+    served.ask("/runs")
+    outside = folder.parent / f"{folder.name}-elsewhere"
+    (folder / part).rename(outside)
+    (folder / part).symlink_to(outside)
+    name = "a" if part == "a" else "deep%2Fb"
+    for path, body in (("/delete?run=", None), ("/labels?run=", "{}")):
+        status, words = command(served, path + name, body)
+        assert status == 409 and "is a link or lies behind one" in words
+    assert any(outside.rglob("config.toml")) and not any(outside.rglob("labels.json"))
+
+
+def test_the_folder_itself_is_not_deleted(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "alone")
+    thread: Any = FolderThread(run).start()
+    try:
+        status, words = command(thread, "/delete?run=alone")
+        assert status == 409 and "is the folder that this page shows" in words and run.exists()
+    finally:
+        thread.close()
+
+
+@pytest.mark.parametrize("path", ["/delete?run=a", "/labels?run=a"])
+def test_commands_need_the_token_and_this_page(served: FolderThread, path: str) -> None:
+    assert served.ask(path, method="POST", body="{}").status == 401
+    assert served.ask(path, method="POST", body="{}", token="wrong").status == 401
+    foreign = {"Origin": "http://evil.example"}
+    assert served.ask(path, method="POST", body="{}", token=TOKEN, headers=foreign).status == 403
+    assert served.ask(path.replace("?", "?x=1&"), token=TOKEN).status == 405
+    for name in ("..", "../x", "%2Fetc", ""):
+        assert command(served, path.replace("run=a", f"run={name}"), "{}")[0] == 404
 
 
 def test_a_live_page_is_opened_with_its_token_by_whoever_has_ours(served: FolderThread, folder: Path) -> None:
@@ -179,9 +284,8 @@ def test_a_live_page_is_opened_with_its_token_by_whoever_has_ours(served: Folder
 @pytest.mark.parametrize("name", ["../secret", "/etc", "", "a/../../secret", "nothing"])
 def test_only_runs_of_the_list_are_read(served: FolderThread, folder: Path, name: str) -> None:
     make_run(folder.parent, f"{folder.name}-secret")
-    for path in ("/options?run=", "/curves?run="):
-        answer = served.ask(path + name)
-        assert answer.status == 404 and "there is no run" in answer.json()["error"]["message"]
+    answer = served.ask("/options?run=" + name)
+    assert answer.status == 404 and "there is no run" in answer.json()["error"]["message"]
 
 
 def test_it_has_the_security_of_a_runs_page(served: FolderThread) -> None:
@@ -197,7 +301,7 @@ def test_it_has_the_security_of_a_runs_page(served: FolderThread) -> None:
 def test_its_page_is_one_offline_file() -> None:
     body, policy = load_page(FOLDER_PAGE)
     page = body.decode()
-    assert len(body) < 100_000 and "unsafe" not in policy
+    assert len(body) < 60_000 and "unsafe" not in policy
     assert "class LineChart" in page and "/* what a run's page shares */" not in page
     for forbidden in ("innerHTML", "src=", "http://", "@import", 'fetch("/', 'getJson("/'):
         assert forbidden not in page.replace("http://www.w3.org", ""), forbidden
@@ -247,33 +351,128 @@ def test_a_wrong_port_is_wrong_usage(port: str, capsys: pytest.CaptureFixture[st
 # --- in a browser ---------------------------------------------------------------------------------------
 
 
-def test_runs_are_overlaid_compared_and_filtered(
-    browser: Browser, served: FolderThread, folder: Path
-) -> None:
+def set_value(browser: Browser, selector: str, value: str) -> None:
+    """Type into a field."""
+    field = f"document.querySelector('{selector}')"
+    browser.evaluate(f"{{ {field}.value = '{value}'; {field}.dispatchEvent(new Event('input')); }}")
+
+
+def button(browser: Browser, label: str) -> str:
+    """JavaScript expression for the visible button with this name or text."""
+    return f"""[...document.querySelectorAll('button')].find(
+        (b) => b.checkVisibility() && (b.getAttribute('aria-label') || b.textContent) === '{label}')"""
+
+
+def test_groups_are_drawn_compared_and_filtered(browser: Browser, served: FolderThread, folder: Path) -> None:
+    make_run(folder, "d", env="Acrobot-v1", seed=3)
+    make_run(folder, "a2", seed=2, reports=3)
     with live(folder / "a"):
         browser.open(f"http://127.0.0.1:{served.port}/#token={TOKEN}")
-        browser.wait("document.querySelectorAll('#runs tr').length === 3")
+        browser.wait("document.querySelectorAll('#runs tr').length === 5")
         browser.wait("document.querySelector('#state').textContent === '1 is running'")
-        lines = "document.querySelector('.chart').querySelectorAll('path.stroke').length"
-        browser.wait(f"{lines} === 3")
-        assert "dqn.learning_rate" in browser.text("#differing")
-        assert (
-            browser.evaluate(
-                "[...document.querySelectorAll('#runs button')].filter((b) => b.checkVisibility()).length"
-            )
-            == 1
-        )
-    browser.evaluate("document.querySelector('#runs input').click()")
-    browser.wait(f"{lines} === 2")
-    browser.evaluate(
-        "{ const f = document.querySelector('#filter'); f.value = 'deep'; f.dispatchEvent(new Event('input')); }"
+        browser.wait("document.querySelectorAll('#environments > section').length === 2")
+        assert browser.evaluate(button(browser, "Open the live page of a") + " !== undefined")
+    count = "s.querySelector('.chart').querySelectorAll('path.stroke').length"
+    drawn = f"[...document.querySelectorAll('#environments > section')].map((s) => {count}).join()"
+    browser.wait(f"{drawn} === '1,2'")
+    assert browser.text("#environments h2") == "Acrobot-v1"
+    legend = browser.evaluate(
+        "document.querySelectorAll('#environments > section')[1].querySelector('.legend').textContent"
     )
+    assert "dqn learning_rate=0.001, 3 runs of 2 seeds" in legend and "(2 of 3 runs)" in legend
+    browser.evaluate("document.querySelector('#groups input').click()")
+    browser.wait(f"{drawn} !== '1,2'")
+    set_value(browser, "#filter", "deep")
     browser.wait("document.querySelectorAll('#runs tr').length === 1")
-    assert browser.text("#count") == "1 of 3 runs"
+    assert browser.text("#count").startswith("1 of 5 runs")
     browser.resize(390, 800)
     assert browser.evaluate("document.documentElement.scrollWidth") <= 390
     nodes = browser.accessible()
-    assert ("table", "Runs") in nodes and any(role == "checkbox" and name == "deep/b" for role, name in nodes)
+    assert ("table", "Runs") in nodes and ("table", "Groups") in nodes
+    assert any(role == "checkbox" and name.startswith("dqn learning_rate=") for role, name in nodes)
     assert browser.console == []
     served.call(served.server.close())
     browser.wait("document.querySelector('#state').textContent.startsWith('not answering since')")
+
+
+def test_runs_are_sorted_tagged_and_deleted_after_a_question(
+    browser: Browser, served: FolderThread, folder: Path
+) -> None:
+    make_run(folder, "d", seed=7, reports=9)
+    browser.open(f"http://127.0.0.1:{served.port}/#token={TOKEN}")
+    browser.wait("document.querySelectorAll('#runs tr').length === 4")
+    first = "document.querySelector('#runs tr td span').textContent"
+    browser.evaluate(button(browser, "steps") + ".click()")
+    browser.evaluate(
+        "[...document.querySelectorAll('#runs-head button')].find((b) => b.textContent === 'steps').click()"
+    )
+    browser.wait(f"{first} === 'd'")
+    assert browser.evaluate("document.querySelector('[aria-sort=descending]').textContent") == "steps"
+    browser.evaluate(button(browser, "Tags and note of d") + ".click()")
+    set_value(browser, "#tags", "paper, <i>")
+    browser.evaluate(button(browser, "Save") + ".click()")
+    browser.wait("document.querySelectorAll('.tag').length === 2")
+    assert browser.text(".tag") == "paper" and (folder / "d" / "labels.json").exists()
+    set_value(browser, "#filter", "paper")
+    browser.wait("document.querySelectorAll('#runs tr').length === 1")
+    browser.evaluate(button(browser, "Delete d") + ".click()")
+    browser.wait("document.querySelector('#deleting').open")
+    assert "Delete d?" in browser.text("#deleting")
+    browser.press("Escape")
+    browser.wait("!document.querySelector('#deleting').open")
+    assert (folder / "d").exists()
+    browser.evaluate(button(browser, "Delete d") + ".click()")
+    browser.evaluate(button(browser, "Delete") + ".click()")
+    browser.wait("document.querySelector('#runs tr') === null")
+    assert not (folder / "d").exists() and browser.console == []
+
+
+def test_without_the_token_nothing_can_be_changed(browser: Browser, served: FolderThread) -> None:
+    browser.open(f"http://127.0.0.1:{served.port}/")
+    browser.wait("document.querySelectorAll('#runs tr').length === 3")
+    assert browser.evaluate("document.querySelectorAll('#runs button').length") == 0
+
+
+def test_smoothing_log_axis_and_scores_redraw_the_curves(
+    browser: Browser, served: FolderThread, folder: Path
+) -> None:
+    make_run(folder, "d", env="Acrobot-v1")
+    browser.open(f"http://127.0.0.1:{served.port}/#token={TOKEN}")
+    browser.wait("document.querySelectorAll('#environments > section').length === 2")
+    titled = "(c) => c.querySelector('h2').textContent === 'Loss'"
+    path = f"[...document.querySelectorAll('.chart')].find({titled}).querySelector('path.stroke')"
+    loss = f"{path}.getAttribute('d')"
+    browser.wait(f"{path} !== null")
+    shapes = [browser.evaluate(loss)]
+    for change in (
+        "document.querySelector('#log').click()",
+        "{ const s = document.querySelector('#smooth'); s.value = 0.9; s.dispatchEvent(new Event('input')); }",
+    ):
+        browser.evaluate(change)
+        browser.wait(f"{loss} !== {json.dumps(shapes[-1])}")
+        shapes.append(browser.evaluate(loss))
+    browser.evaluate("document.querySelector('#normal').click()")
+    browser.wait("document.querySelector('#settings-part').checkVisibility()")
+    browser.wait(
+        "document.querySelector('.chart h2').textContent === 'Return, greedy evaluations, normalised'"
+    )
+    assert "optimality gap" in browser.text("#settings-head") and browser.console == []
+
+
+def test_a_saved_page_needs_no_server(
+    browser: Browser, served: FolderThread, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (folder / "a" / "labels.json").write_text(json.dumps({"note": "</script><script>alert(1)</script>"}))
+    ids = [group["id"] for group in served.ask("/runs").json()["groups"]]
+    answer = served.ask("/export?" + "&".join(f"group={own}" for own in ids))
+    assert answer.headers["Content-Disposition"] == 'attachment; filename="comparison.html"'
+    file = tmp_path_factory.mktemp("saved") / "comparison.html"
+    file.write_bytes(answer.body)
+    served.call(served.server.close())
+    browser.open(file.as_uri())
+    browser.wait("document.querySelectorAll('#environments path.stroke').length >= 2")
+    assert browser.text("#state") == "saved" and "alert(1)" in browser.text("#runs")
+    browser.evaluate("document.querySelector('#axis-time').click()")
+    browser.wait("document.querySelector('#axis-time').getAttribute('aria-pressed') === 'true'")
+    assert browser.evaluate("document.querySelectorAll('#runs button').length") == 0
+    assert browser.console == []

@@ -1,0 +1,158 @@
+"""What the page of several runs is told, served or written into a file: runs, groups, curves, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from asyncrl.server.pages import FOLDER_PAGE, load_page
+from asyncrl.show.aggregates import REFERENCE_SCORES, Array, Estimate
+from asyncrl.show.comparison import over_environments, results
+from asyncrl.show.curves import RETURNS, TRAINING, Axis, Reader, curves, default_metric, read_one
+from asyncrl.show.kept_run import EVALUATION, KeptRun
+from asyncrl.show.run_groups import RunGroup, differing_options
+
+METRICS = {
+    EVALUATION: "Return, greedy evaluations",
+    "train/loss": "Loss",
+    TRAINING: "Return, training",
+    "time/fps": "Environment steps per second",
+    "async/policy_lag_mean": "Policy lag, updates behind",
+    "async/staleness_mean": "Staleness, updates",
+}
+"""Titles of the charts of an environment; the page draws the first and the third twice as wide."""
+DIGITS = 6
+"""Significant digits of a curve's numbers."""
+DATA = '<script type="application/json" id="data"></script>'
+"""Place in the page of the data of a file."""
+
+
+def runs_answer(
+    folder: str, groups: Sequence[RunGroup], names: Mapping[KeptRun, str], read: Reader = read_one
+) -> dict[str, Any]:
+    """Every run with its facts, every group with its results, and the options in which the runs differ.
+
+    Args:
+        folder: where they lie.
+        groups: of all runs.
+        names: name of every run, in the order of the list.
+        read: see `curves`.
+    """
+    runs = list(names)
+    metric = default_metric(runs)
+    found = {result.group.id: result for result in results(groups, metric, read=read)}
+    group_of = {run: group.id for group in groups for run in group.runs}
+    told = []
+    for group in groups:
+        result = found.get(group.id)
+        told.append(
+            {
+                "id": group.id,
+                "env": group.env,
+                "name": group.name,
+                "size": group.size,
+                "runs": len(group.runs),
+                "mean": result and _estimate(result.mean),
+                "iqm": result and _estimate(result.iqm),
+            }
+        )
+    return {
+        "folder": folder,
+        "runs": [{**facts(name, run), "group": group_of[run]} for run, name in names.items()],
+        "groups": told,
+        "metric": metric,
+        "differing": differing_options(runs),
+    }
+
+
+def facts(name: str, run: KeptRun) -> dict[str, Any]:
+    """Row of one run."""
+    return {
+        "run": name,
+        "env": run.env,
+        "algo": run.algo,
+        "seed": run.seed,
+        "state": run.state,
+        "env_steps": run.env_steps,
+        "best": run.best,
+        "final": run.final,
+        "train_seconds": run.summary.get("train_seconds"),
+        "stop_reason": run.summary.get("stop_reason"),
+        "error": run.summary.get("error"),
+        "changed": run.changed,
+        "live": run.state == "running" and (run.path / "http.json").exists(),
+        "tags": run.tags,
+        "note": run.note,
+    }
+
+
+def comparison_answer(
+    groups: Sequence[RunGroup], axis: Axis, line: str, *, each: bool = False, read: Reader = read_one
+) -> dict[str, Any]:
+    """Curves of every metric, in groups' units; settings over the environments whose scale is known."""
+    scales = {group.env: REFERENCE_SCORES[group.env] for group in groups if group.env in REFERENCE_SCORES}
+    metric = default_metric([run for group in groups for run in group.runs])
+    known = [group for group in groups if group.env in scales]
+    settings = over_environments(results(known, metric, scales, read=read))
+    return {
+        "metrics": METRICS,
+        "returns": RETURNS,
+        "scales": scales,
+        "curves": {
+            metric: [
+                {"env": c.env, "name": c.name, "size": c.size}
+                | {part: _numbers(getattr(c, part)) for part in ("x", "line", "low", "high", "count")}
+                for c in curves(groups, metric, axis, each=each, line=line, read=read)
+            ]
+            for metric in METRICS
+        },
+        "settings": [
+            {"name": own.name, "runs": own.runs}
+            | {part: _numbers(getattr(own, part)) for part in ("thresholds", "profile", "low", "high")}
+            | {"estimates": {name: _estimate(found) for name, found in own.estimates.items()}}
+            for own in settings
+        ],
+    }
+
+
+def static_page(
+    folder: str, groups: Sequence[RunGroup], names: Mapping[KeptRun, str], read: Reader = read_one
+) -> bytes:
+    """The page with its data in one file, which asks nothing of any server; its policy allows only its own code."""
+    page, policy = load_page(FOLDER_PAGE)
+    data: dict[str, Any] = {"runs": runs_answer(folder, groups, names, read)}
+    for axis in ("steps", "seconds"):
+        for line in ("mean", "iqm"):
+            data[f"{axis} {line}"] = comparison_answer(groups, axis, line, read=read)
+    # "<" would end the element; a data block is not run, so the policy needs no hash of it.
+    text = to_json(data).replace(b"<", b"\\u003c").decode()
+    allowed = policy.replace("connect-src 'self'", "connect-src 'none'").partition("; frame-ancestors")[0]
+    head = f'<meta http-equiv="Content-Security-Policy" content="{allowed}">\n<title>'
+    whole = page.decode().replace("<title>", head, 1)
+    return whole.replace(DATA, DATA.replace("></", f">{text}</"), 1).encode()
+
+
+def to_json(value: Any) -> bytes:
+    """Strict JSON."""
+    return msgspec.json.encode(_clean(value))
+
+
+def _estimate(found: Estimate) -> list[float]:
+    return [found.value, found.low, found.high]
+
+
+def _numbers(values: Array) -> list[float]:
+    return [float(f"{value:.{DIGITS}g}") for value in values]
+
+
+def _clean(value: Any) -> Any:
+    """`value` of a run's files as JSON that every reader takes: no lone surrogates, no integers beyond 64 bits."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_clean(key): _clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    return str(value) if isinstance(value, int) and abs(value) >= 1 << 63 else value

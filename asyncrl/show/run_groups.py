@@ -1,0 +1,124 @@
+"""Groups of runs that may be averaged: runs with the same options but the seed.
+
+Runs that differ in any other option are never averaged. It uses the standard library only, as `kept_run` does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from asyncrl.show.kept_run import KeptRun
+
+LOCATION = ("trainer.run_dir", "trainer.env_file", "trainer.http", "trainer.host")
+"""Options of where a run is kept and shown, in which any two runs may differ."""
+NAMED_ALWAYS = ("trainer.env", "trainer.algo", "trainer.seed")
+"""Options that a group's label has in any case, or that its runs need not share."""
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs with the same options but the seed.
+
+    Attributes:
+        id: short hash of the options, the same whatever other runs there are.
+        env: id of the environment.
+        name: algorithm and the options in which the groups of this comparison differ, `dqn n_step=3`. Groups of
+            several environments with one name are one setting.
+        runs: at least one.
+    """
+
+    id: str
+    env: str
+    name: str
+    runs: tuple[KeptRun, ...]
+
+    @property
+    def size(self) -> str:
+        """Number of runs in words: `5 seeds`, `1 seed`, or `5 runs of 4 seeds` where a seed was run twice."""
+        runs, seeds = len(self.runs), len({run.seed for run in self.runs})
+        if runs > seeds:
+            return f"{runs} runs of {_count(seeds, 'seed')}"
+        return _count(seeds, "seed")
+
+
+def group_runs(runs: Sequence[KeptRun]) -> list[RunGroup]:
+    """Group runs by all options but the seed, in the order of each group's first run.
+
+    A run whose options cannot be read is a group by itself.
+    """
+    found: dict[str, list[KeptRun]] = {}
+    for run in runs:
+        found.setdefault(_key(run), []).append(run)
+    names = _names([members[0] for members in found.values()])
+    return [
+        RunGroup(key, members[0].env, name, tuple(members))
+        for (key, members), name in zip(found.items(), names, strict=True)
+    ]
+
+
+def differing_options(runs: Sequence[KeptRun]) -> dict[str, list[Any]]:
+    """Options that differ between runs, without `LOCATION`: by `table.option` each run's value, None if it has none."""
+    options = [_options(run) for run in runs]
+    names = dict.fromkeys(name for own in options for name in own)
+    rows = {name: [own.get(name) for own in options] for name in names}
+    return {name: values for name, values in rows.items() if any(value != values[0] for value in values)}
+
+
+def _options(run: KeptRun) -> dict[str, Any]:
+    """Every option of a run by `table.option`, without `LOCATION`."""
+    return {
+        name: value
+        for table, options in run.options.items()
+        for option, value in options.items()
+        if (name := f"{table}.{option}") not in LOCATION
+    }
+
+
+def _key(run: KeptRun) -> str:
+    options = _options(run)
+    options.pop("trainer.seed", None)
+    text = json.dumps(options, sort_keys=True, default=str) if options else f"unreadable {run.path}"
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+
+def _names(firsts: Sequence[KeptRun]) -> list[str]:
+    """Name of each group by its first run; two groups of one environment have different names."""
+    named = _told_apart(firsts)
+    short = [name.rpartition(".")[2] for name in named]
+    texts = []
+    for run in firsts:
+        options = _options(run)
+        told = [
+            f"{own if short.count(own) == 1 else name}={_text(options.get(name))}"
+            for name, own in zip(named, short, strict=True)
+            if name.partition(".")[0] in run.options
+        ]
+        texts.append(" ".join(filter(None, [run.algo or run.path.name, ", ".join(told)])))
+    return texts
+
+
+def _told_apart(firsts: Sequence[KeptRun]) -> list[str]:
+    """Options in which groups of one environment differ; an algorithm's among the groups that have its table."""
+    found: dict[str, None] = {}
+    for run in firsts:
+        own = [other for other in firsts if other.env == run.env]
+        for table in run.options:
+            having = [other for other in own if table in other.options]
+            for name in differing_options(having):
+                if name.startswith(f"{table}.") and name not in NAMED_ALWAYS:
+                    found[name] = None
+    return sorted(found, key=lambda name: (name.startswith("trainer."), name))
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value, default=str).replace('"', "")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,67 @@
+"""Groups of runs: all options but the seed, and names by what differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kept_runs import write_run
+
+from asyncrl.show.kept_run import KeptRun
+from asyncrl.show.run_groups import RunGroup, group_runs
+
+
+def grouped(tmp_path: Path, *runs: dict[str, Any]) -> list[RunGroup]:
+    return group_runs([KeptRun(write_run(tmp_path / f"r{i}", **own)) for i, own in enumerate(runs)])
+
+
+def test_seeds_are_one_group_and_any_other_option_another(tmp_path: Path) -> None:
+    groups = grouped(
+        tmp_path,
+        {"seed": 0},
+        {"seed": 1},
+        {"seed": 0, "options": {"hidden_sizes": (8,)}},
+        {"seed": 1, "options": {"hidden_sizes": (8,)}, "trainer": {"num_actors": 2}},
+    )
+    assert [len(group.runs) for group in groups] == [2, 1, 1]
+    assert len({group.name for group in groups}) == 3
+    assert all("hidden_sizes=[" in group.name and "num_actors=" in group.name for group in groups)
+    assert groups[0].name.startswith("dqn ") and "seed" not in groups[0].name
+
+
+def test_where_a_run_lies_and_is_served_is_no_difference(tmp_path: Path) -> None:
+    (group,) = grouped(
+        tmp_path, {"seed": 0, "trainer": {"http": "off"}}, {"seed": 1, "trainer": {"http": 8000}}
+    )
+    assert (group.name, group.size) == ("dqn", "2 seeds")
+
+
+def test_a_seed_that_was_run_twice_is_said(tmp_path: Path) -> None:
+    (group,) = grouped(tmp_path, {"seed": 0}, {"seed": 0}, {"seed": 1})
+    assert group.size == "3 runs of 2 seeds"
+
+
+def test_options_of_an_algorithm_name_its_own_groups_only(tmp_path: Path) -> None:
+    groups = grouped(tmp_path, {}, {"options": {"n_step": 5}}, {"algo": "ppo"})
+    assert [group.name for group in groups] == ["dqn n_step=3", "dqn n_step=5", "ppo"]
+
+
+def test_one_setting_has_one_name_in_all_environments(tmp_path: Path) -> None:
+    """Also where an environment has only one of the settings, and where the environments' own options differ."""
+    long = {"env": "Acrobot-v1", "trainer": {"total_steps": 9000}}
+    groups = grouped(tmp_path, {}, {"options": {"n_step": 5}}, {**long, "options": {"n_step": 5}})
+    assert [group.name for group in groups] == ["dqn n_step=3", "dqn n_step=5", "dqn n_step=5"]
+    assert len({group.id for group in groups}) == 3
+
+
+def test_a_group_keeps_its_id_beside_other_runs(tmp_path: Path) -> None:
+    one, _ = grouped(tmp_path / "a", {"seed": 3}, {"algo": "ppo"})
+    (other,) = grouped(tmp_path / "b", {"seed": 4})
+    assert one.id == other.id
+
+
+def test_runs_with_unreadable_options_are_never_averaged(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / name) for name in ("a", "b")]
+    for path in paths:
+        (path / "config.toml").write_text("[trainer\n")
+    assert [group.name for group in group_runs([KeptRun(path) for path in paths])] == ["a", "b"]
