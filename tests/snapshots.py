@@ -44,6 +44,7 @@ METRICS = {
     "actor_wait_fraction": 0.31,
     "return_mean": 123.5,
     "length_mean": 120.0,
+    "success_rate": 0.25,
     "exploration_rate": 0.05,
     "loss": 0.0123,
     "learning_rate": 0.001,
@@ -88,7 +89,7 @@ def make_snapshot(
         metrics: numbers by public name.
         fields: attributes of the snapshot, and numbers by their short names.
     """
-    evaluation = EvaluationResult(200.0, 12.5, 210.0, 20, 40, 900, 9.0, 220)
+    evaluation = EvaluationResult(200.0, 12.5, 210.0, 20, 40, 900, 9.0, 220, success_rate=0.5)
     values: dict[str, Any] = {
         "algo": "dqn",
         "env": "CartPole-v1",

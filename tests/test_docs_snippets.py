@@ -26,6 +26,7 @@ SHORT = {
     "docs/recurrent.md": ("100_000", "2_000"),
     "docs/groups.md": ("200_000", "3_000"),
     "docs/notebooks.md": ("20_000", "1_500"),
+    "docs/goals.md": ("8_000", "1_200"),
 }
 """What the page says, and what is run in its place."""
 OF_OTHER_LIBRARIES = ("import stable_baselines3", "from stable_baselines3")
@@ -73,6 +74,14 @@ def test_what_is_trained_acts(page: str, tmp_path: Path, monkeypatch: pytest.Mon
     (block,) = blocks(page)
     found = run(block, {"obs": np.zeros(4, np.float32)})
     assert isinstance(found["result"], TrainResult) and found["action"] in (0, 1)
+
+
+@pytest.mark.slow
+def test_goals_are_relabelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks("docs/goals.md")
+    result = run(block, {})["result"]
+    assert result.summary["updates"] > 0 and result.policy.algorithm.n_sampled_goal == 4
 
 
 @pytest.mark.slow

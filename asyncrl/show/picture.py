@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from asyncrl.storage.disk_space import error_of_file
 
 COLUMNS = 3
 """Most axes side by side."""
+LABEL_CHARACTERS, LINE_INCHES = 56, 0.2
+"""Width of a legend's lines and their height: a legend that is larger than its axes leaves them no room."""
 
 
 def write_picture(
@@ -50,7 +53,9 @@ def write_picture(
     count = len(plots) + bool(settings)
     columns = min(COLUMNS, count)
     rows = -(-count // columns)
-    figure = Figure(figsize=(max(7.2, 4.8 * columns), 4.4 * rows), layout="constrained")
+    most = max(sum(_label(curve.label).count("\n") + 1 for curve in own) for own in plots.values())
+    height = 4.4 + LINE_INCHES * max(most, 2 * len(settings))
+    figure = Figure(figsize=(max(7.2, 4.8 * columns), height * rows), layout="constrained")
     colours = {name: f"C{i % 10}" for i, name in enumerate(dict.fromkeys(curve.name for curve in curves))}
     for i, (env, own) in enumerate(plots.items()):
         axes = figure.add_subplot(rows, columns, i + 1)
@@ -78,9 +83,14 @@ def _draw(axes: Any, curves: Sequence[Curve], colours: dict[str, str]) -> None:
     for curve in curves:
         marker = "o" if len(curve.x) == 1 else ""  # a line through one point is invisible
         colour = colours[curve.name]
-        axes.plot(curve.x, curve.line, marker=marker, label=curve.label, linewidth=1.6, color=colour)
+        axes.plot(curve.x, curve.line, marker=marker, label=_label(curve.label), linewidth=1.6, color=colour)
         if curve.size:
             axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
+
+
+def _label(text: str) -> str:
+    """A legend's text, in lines that are no wider than axes."""
+    return textwrap.fill(text, LABEL_CHARACTERS)
 
 
 def _finish(axes: Any) -> None:
@@ -93,7 +103,10 @@ def _draw_profiles(axes: Any, settings: Sequence[SettingResult], colours: dict[s
     for own in settings:
         colour = colours.get(own.name, "black")
         axes.plot(
-            own.thresholds, own.profile, label=f"{own.name}, {own.runs} runs", linewidth=1.6, color=colour
+            *(own.thresholds, own.profile),
+            label=_label(f"{own.name}, {own.runs} runs"),
+            linewidth=1.6,
+            color=colour,
         )
         axes.fill_between(own.thresholds, own.low, own.high, color=colour, alpha=0.2, linewidth=0)
     axes.set(

@@ -96,7 +96,7 @@ def test_counters_and_episodes_follow_from_the_rows(server: ForkServer) -> None:
                     length = next(n for n in itertools.count(1) if fakes.counting_flags(e, episode, n))
                     total = sum(fakes.counting_reward(e, episode, n + 1) for n in range(length))
                     by_hand[total, length] = by_hand.get((total, length), 0) + 1
-            assert {(total, length) for _, total, length in episodes} <= set(by_hand)
+            assert {(total, length) for _, total, length, _ in episodes} <= set(by_hand)
             assert list(rig.pool.episodes()) == []
             actor = rig.pool.statistics()[0]
             assert actor.state == "waiting" and actor.pid > 0 and actor.restarts == 0

@@ -28,6 +28,7 @@ from asyncrl.show.writers import CsvWriter, JsonlWriter, RunWriters, TensorBoard
 EXPECTED = {
     "rollout/ep_rew_mean": 123.5,
     "rollout/ep_len_mean": 120.0,
+    "rollout/success_rate": 0.25,
     "rollout/exploration_rate": 0.05,
     "time/fps": 3400.0,
     "time/total_timesteps": 1000,
@@ -59,10 +60,11 @@ EXPECTED = {
     "async/consumption_per_second": 13532.0,
 }
 
-EVALUATION = EvaluationResult(200.0, 12.5, 210.0, 20, 40, 900, 9.0, 220)
+EVALUATION = EvaluationResult(200.0, 12.5, 210.0, 20, 40, 900, 9.0, 220, success_rate=0.5)
 EXPECTED_EVALUATION = {
     "eval/mean_reward": 200.0,
     "eval/mean_ep_length": 210.0,
+    "eval/success_rate": 0.5,
     "eval/total_timesteps": 900,
     "eval/n_updates": 220,
 }
