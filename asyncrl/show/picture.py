@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,8 @@ def write_picture(
     count = len(plots) + bool(settings)
     columns = min(COLUMNS, count)
     rows = -(-count // columns)
-    most = max(sum(_label(curve.label).count("\n") + 1 for curve in own) for own in plots.values())
-    height = 4.4 + LINE_INCHES * max(most, 2 * len(settings))
-    figure = Figure(figsize=(max(7.2, 4.8 * columns), height * rows), layout="constrained")
+    size = max(7.2, 4.8 * columns), _row_inches(plots.values(), len(settings)) * rows
+    figure = Figure(figsize=size, layout="constrained")
     colours = {name: f"C{i % 10}" for i, name in enumerate(dict.fromkeys(curve.name for curve in curves))}
     for i, (env, own) in enumerate(plots.items()):
         axes = figure.add_subplot(rows, columns, i + 1)
@@ -86,6 +85,12 @@ def _draw(axes: Any, curves: Sequence[Curve], colours: dict[str, str]) -> None:
         axes.plot(curve.x, curve.line, marker=marker, label=_label(curve.label), linewidth=1.6, color=colour)
         if curve.size:
             axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
+
+
+def _row_inches(plots: Iterable[Sequence[Curve]], settings: int) -> float:
+    """Height of a row of axes, with room for the longest legend."""
+    lines = max(sum(_label(curve.label).count("\n") + 1 for curve in own) for own in plots)
+    return 4.4 + LINE_INCHES * max(lines, 2 * settings)
 
 
 def _label(text: str) -> str:
