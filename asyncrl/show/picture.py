@@ -50,11 +50,9 @@ def write_picture(
             fix='pip install "asyncrl[plot]", or leave out --out to plot in the terminal',
         ) from error
     plots = by_environment(curves)
-    count = len(plots) + bool(settings)
-    columns = min(COLUMNS, count)
-    rows = -(-count // columns)
-    size = max(7.2, 4.8 * columns), _row_inches(plots.values(), len(settings)) * rows
-    figure = Figure(figsize=size, layout="constrained")
+    columns = min(COLUMNS, count := len(plots) + bool(settings))
+    rows, height = -(-count // columns), _row_inches(plots.values(), len(settings))
+    figure = Figure(figsize=(max(7.2, 4.8 * columns), height * rows), layout="constrained")
     colours = {name: f"C{i % 10}" for i, name in enumerate(dict.fromkeys(curve.name for curve in curves))}
     for i, (env, own) in enumerate(plots.items()):
         axes = figure.add_subplot(rows, columns, i + 1)
