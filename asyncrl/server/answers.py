@@ -1,4 +1,4 @@
-"""What the page of several runs is told, served or written into a file: runs, groups, curves, settings."""
+"""JSON of the page of several runs, for a server or for a file: runs, groups, curves, settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from asyncrl.server.pages import FOLDER_PAGE, load_page
 from asyncrl.show.aggregates import REFERENCE_SCORES, Array, Estimate
-from asyncrl.show.comparison import over_environments, results
+from asyncrl.show.comparison import GroupResult, over_environments, results
 from asyncrl.show.curves import RETURNS, TRAINING, Axis, Reader, curves, default_metric, read_one
 from asyncrl.show.kept_run import EVALUATION, KeptRun
 from asyncrl.show.run_groups import RunGroup, differing_options
@@ -44,26 +44,25 @@ def runs_answer(
     metric = default_metric(runs)
     found = {result.group.id: result for result in results(groups, metric, read=read)}
     group_of = {run: group.id for group in groups for run in group.runs}
-    told = []
-    for group in groups:
-        result = found.get(group.id)
-        told.append(
-            {
-                "id": group.id,
-                "env": group.env,
-                "name": group.name,
-                "size": group.size,
-                "runs": len(group.runs),
-                "mean": result and _estimate(result.mean),
-                "iqm": result and _estimate(result.iqm),
-            }
-        )
     return {
         "folder": folder,
         "runs": [{**facts(name, run), "group": group_of[run]} for run, name in names.items()],
-        "groups": told,
+        "groups": [_group(group, found.get(group.id)) for group in groups],
         "metric": metric,
         "differing": differing_options(runs),
+    }
+
+
+def _group(group: RunGroup, result: GroupResult | None) -> dict[str, Any]:
+    """Row of one group, with its results if it has any."""
+    return {
+        "id": group.id,
+        "env": group.env,
+        "name": group.name,
+        "size": group.size,
+        "runs": len(group.runs),
+        "mean": result and _estimate(result.mean),
+        "iqm": result and _estimate(result.iqm),
     }
 
 
