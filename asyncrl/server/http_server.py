@@ -7,8 +7,9 @@ middleware that gives every refusal a JSON body. It limits neither the number of
 * A few hundred connections take the descriptors that a run needs for its files and actors, so more than
   `MAX_CONNECTIONS` are turned away (asyncio may accept `BACKLOG` of them at once before it counts one).
 * The event loop and the learner share the GIL: four clients that requested /stats as fast as they got answers (8,300
-  requests/s) left a learner 6 % of its updates, and headers without end 8 %. So a connection is read at a limited rate
-  (`_PacedConnection`), and so are new connections. A client that exceeds it waits; none is refused.
+  requests/s) left a learner 6 % of its updates, and headers without end 8 % (`benchmarks/systems/endpoint_load.py`). So
+  a connection is read at a limited rate (`_PacedConnection`), and so are new connections. A client that exceeds it
+  waits; none is refused.
 """
 
 from __future__ import annotations
