@@ -87,21 +87,21 @@ def _key(run: KeptRun) -> str:
 
 def _names(firsts: Sequence[KeptRun]) -> list[str]:
     """Name of each group by its first run; two groups of one environment have different names."""
-    named = _told_apart(firsts)
+    named = _distinguishing(firsts)
     short = [name.rpartition(".")[2] for name in named]
     texts = []
     for run in firsts:
         options = _options(run)
-        told = [
+        shown = [
             f"{own if short.count(own) == 1 else name}={_text(options.get(name))}"
             for name, own in zip(named, short, strict=True)
             if name.partition(".")[0] in run.options
         ]
-        texts.append(" ".join(filter(None, [run.algo or run.path.name, ", ".join(told)])))
+        texts.append(" ".join(filter(None, [run.algo or run.path.name, ", ".join(shown)])))
     return texts
 
 
-def _told_apart(firsts: Sequence[KeptRun]) -> list[str]:
+def _distinguishing(firsts: Sequence[KeptRun]) -> list[str]:
     """Options in which groups of one environment differ; an algorithm's among the groups that have its table."""
     found: dict[str, None] = {}
     for run in firsts:
