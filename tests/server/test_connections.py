@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from serving import PATIENCE_SECONDS, ServerThread, read_all
@@ -143,6 +145,44 @@ def test_connections_made_without_pause_are_read_at_a_limited_rate(
         with own.open(WHOLE) as connection:
             assert connection.recv(4096).startswith(b"HTTP/1.1 200")
         assert made <= 3 + 20.0 * (time.monotonic() - began) + 1
+
+
+class Reading:
+    """Transport and aiohttp's protocol of one connection: whether it is read, and what was passed on."""
+
+    def __init__(self) -> None:
+        self.paused, self.received = False, b""
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+    def connection_made(self, transport: object) -> None: ...
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+
+
+def test_a_resting_connection_is_paused_again_where_aiohttp_resumes_it() -> None:
+    async def receive() -> Reading:
+        end: Any = Reading()
+        connection = http_server._PacedConnection(end, 0.1)
+        connection.connection_made(end)
+        assert end.paused
+        for part in (b"first", b"second"):
+            end.resume_reading()
+            connection.data_received(part)
+            assert end.paused and not end.received
+        while end.paused:
+            await asyncio.sleep(0)
+        return end
+
+    assert asyncio.run(receive()).received == b"firstsecond"
 
 
 def test_600_half_open_connections_hold_neither_descriptors_nor_the_page(impatient: ServerThread) -> None:
