@@ -58,7 +58,7 @@ class Rewarded(Push):
     compute_reward = staticmethod(distance)
 
 
-def trained(env: Any, algorithm: Any, steps: int = 400, **options: Any) -> Any:
+def trained(env: Any, algorithm: Any, steps: int = 160, **options: Any) -> Any:
     with Trainer(env, algorithm, **{**RUN, **options}) as trainer:
         return trainer.learn(total_steps=steps)
 
@@ -80,7 +80,7 @@ def test_a_function_takes_the_place_of_the_environments_method() -> None:
 
 def test_without_rewards_for_goals_nothing_is_relabelled() -> None:
     assert trained(Push, SAC(**SMALL)).policy.meta.options["n_sampled_goal"] == 0
-    recurrent = R2D2(**{**SMALL, "learning_starts": 200}, sequence_length=4, burn_in=0)
+    recurrent = R2D2(**{**SMALL, "learning_starts": 100}, sequence_length=4, burn_in=0)
     assert trained(BitFlip, recurrent).policy.meta.options["n_sampled_goal"] == 0
 
 
