@@ -2,8 +2,8 @@
 
 Autograd is slower: on one core, at 4-64-64-2 and batch 64, a DQN update with modules, autograd, fused Adam and gradient
 clipping took 640 microseconds, and 135 with the first version of this module (785 and 275 at batch 256; 2,900 and 2,200
-at 8-256-256-4 and batch 256); `benchmarks/before_after.py` measures current updates. The parameters are one tensor, so
-Adam, the target network and the gradient norm are one operation each.
+at 8-256-256-4 and batch 256). The parameters are one tensor, so Adam, the target network and the gradient norm are one
+operation each.
 
 A pass is about twenty tensor operations; matrix products take half of the time. No operation depends on a value of the
 data, so a pass can be captured in a CUDA graph. Measured on one thread of a CPU with AVX-512: one `bmm` of two products
