@@ -15,28 +15,40 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.a2c import A2C
+    from asyncrl.algorithms.bc import BC
     from asyncrl.algorithms.c51 import C51
     from asyncrl.algorithms.crossq import CrossQ
     from asyncrl.algorithms.ddpg import DDPG
     from asyncrl.algorithms.dqn import DQN
     from asyncrl.algorithms.impala import IMPALA
+    from asyncrl.algorithms.iql import IQL
+    from asyncrl.algorithms.maddpg import MADDPG
+    from asyncrl.algorithms.mappo import MAPPO
     from asyncrl.algorithms.ppo import PPO
+    from asyncrl.algorithms.pqn import PQN
+    from asyncrl.algorithms.qmix import QMIX
     from asyncrl.algorithms.qrdqn import QRDQN
     from asyncrl.algorithms.r2d2 import R2D2
     from asyncrl.algorithms.rainbow import Rainbow
     from asyncrl.algorithms.registry import register
     from asyncrl.algorithms.sac import SAC
     from asyncrl.algorithms.td3 import TD3
+    from asyncrl.algorithms.td3bc import TD3BC
     from asyncrl.algorithms.tqc import TQC
+    from asyncrl.algorithms.vdn import VDN
     from asyncrl.config import TrainerConfig
     from asyncrl.errors import AsyncRLError, AsyncRLWarning
     from asyncrl.policies.load import load
+    from asyncrl.policies.record import record
     from asyncrl.run.callbacks import Callback
     from asyncrl.run.result import TrainResult
     from asyncrl.show.evaluation_result import EvaluationResult
     from asyncrl.show.metrics import Snapshot, flat
     from asyncrl.trainer.running import running, stop_all
+    from asyncrl.trainer.seeds import SeedResults, train_seeds
     from asyncrl.trainer.trainer import Trainer, train
+    from asyncrl.tuning.result import Searched
+    from asyncrl.tuning.tune import tune
     from asyncrl.version import __version__
 
 # Names missing here are looked up among the algorithms' records.
@@ -45,6 +57,8 @@ _HOMES = {
     "AsyncRLWarning": "asyncrl.errors",
     "Callback": "asyncrl.run.callbacks",
     "EvaluationResult": "asyncrl.show.evaluation_result",
+    "Searched": "asyncrl.tuning.result",
+    "SeedResults": "asyncrl.trainer.seeds",
     "Snapshot": "asyncrl.show.metrics",
     "TrainResult": "asyncrl.run.result",
     "Trainer": "asyncrl.trainer.trainer",
@@ -52,30 +66,43 @@ _HOMES = {
     "__version__": "asyncrl.version",
     "flat": "asyncrl.show.metrics",
     "load": "asyncrl.policies.load",
+    "record": "asyncrl.policies.record",
     "register": "asyncrl.algorithms.registry",
     "running": "asyncrl.trainer.running",
     "stop_all": "asyncrl.trainer.running",
     "train": "asyncrl.trainer.trainer",
+    "train_seeds": "asyncrl.trainer.seeds",
+    "tune": "asyncrl.tuning.tune",
 }
 
 __all__ = [
     "A2C",
+    "BC",
     "C51",
     "DDPG",
     "DQN",
     "IMPALA",
+    "IQL",
+    "MADDPG",
+    "MAPPO",
     "PPO",
+    "PQN",
+    "QMIX",
     "QRDQN",
     "R2D2",
     "SAC",
     "TD3",
+    "TD3BC",
     "TQC",
+    "VDN",
     "AsyncRLError",
     "AsyncRLWarning",
     "Callback",
     "CrossQ",
     "EvaluationResult",
     "Rainbow",
+    "Searched",
+    "SeedResults",
     "Snapshot",
     "TrainResult",
     "Trainer",
@@ -83,10 +110,13 @@ __all__ = [
     "__version__",
     "flat",
     "load",
+    "record",
     "register",
     "running",
     "stop_all",
     "train",
+    "train_seeds",
+    "tune",
 ]
 
 

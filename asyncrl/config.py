@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from asyncrl.options import (
     Count,
     Fraction,
+    HttpAddress,
     NotNegative,
     Positive,
     Range,
@@ -49,6 +50,18 @@ class TrainerConfig:
     pad_spaces: bool = False
     """Pad vectors and discrete actions of agents, where those of agents that share a policy differ."""
 
+    self_play: Literal["none", "newest", "uniform", "prioritized"] = "none"
+    """Draw of past versions of the policy as opponents: the newest, any, or mostly those it loses to."""
+
+    self_play_fraction: Annotated[float, Range(above=0, at_most=1)] = 0.5
+    """Fraction of the environments in which one agent learns against a past version, which acts for the others."""
+
+    self_play_interval: Count = 1000
+    """Updates between two versions that are kept as opponents."""
+
+    self_play_versions: Count = 20
+    """Versions kept as opponents; the oldest is dropped."""
+
     algo: Text
     """Name of the algorithm."""
 
@@ -61,6 +74,15 @@ class TrainerConfig:
     envs_per_actor: Count = 16
     """Environments per actor, which share one forward pass of the policy; a factory that returns a vector
     environment sets this number."""
+
+    dataset: str | None = None
+    """Minari dataset to learn from alone, without actors (bc, td3bc, iql): its folder; a step is then an update."""
+
+    demonstrations: str | None = None
+    """Minari dataset whose steps are a share of every batch, beside those of the actors: its folder."""
+
+    demonstration_fraction: Annotated[float, Range(above=0, below=1)] = 0.5
+    """Share of a batch that is drawn from `demonstrations`; RLPD takes half."""
 
     total_steps: Count | None = None
     """Stop after this many environment steps of all actors (rounded up to whole batches)."""
@@ -82,6 +104,18 @@ class TrainerConfig:
 
     target_eval_episodes: Count = 100
     """Episodes of the evaluation that confirms `target_return`; training pauses during it."""
+
+    eval_env: str | None = None
+    """Environment of greedy evaluations, an id or the name of a factory; none takes that of training."""
+
+    eval_env_file: str | None = None
+    """File with the pickled factory or spec of `eval_env`, as `env_file`."""
+
+    eval_env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the constructor in evaluations; without `eval_env` over `env_kwargs`."""
+
+    eval_levels: Mapping[str, Any] = field(default_factory=dict)
+    """Levels of evaluations, name:{key:value} with keyword arguments of each; the evaluation is the mean over them."""
 
     eval_max_episode_steps: Count | None = None
     """Maximum steps of an evaluation episode; none takes the environment's own limit, or 27000 without one."""
@@ -160,13 +194,24 @@ class TrainerConfig:
     host: Text = "127.0.0.1"
     """Address to serve the page on; on any other than loopback every request needs the run's token."""
 
+    on_end: HttpAddress | None = None
+    """Webhook for the summary of the ended run; it gets JSON by POST, also after a failure."""
+
     def __post_init__(self) -> None:
-        for name in ("run_dir", "init_from"):
+        for name in ("run_dir", "init_from", "dataset", "demonstrations"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, os.path.expanduser(os.fspath(path)))
         check_options(self)
         if self.fusion_moments and self.fusion != "average":
             raise ValueError(f"fusion_moments must be false with fusion={self.fusion!r}, got True")
+        for name in ("dataset", "demonstrations"):
+            if getattr(self, name) is not None and self.groups > 1:
+                raise ValueError(
+                    f"{name} must be none with groups={self.groups}, got {getattr(self, name)!r}"
+                )
+        for name, kwargs in self.eval_levels.items():
+            if not isinstance(kwargs, Mapping):
+                raise ValueError(f"eval_levels must have keyword arguments for {name}, got {kwargs!r}")
         if self.target_return is not None and self.eval_interval_steps is None:
             raise ValueError("target_return must come with eval_interval_steps, got none")
 
@@ -178,7 +223,12 @@ class TrainerConfig:
 
     @property
     def actors(self) -> int:
-        """`num_actors`, or if None one less than the cores that this process may use, and at least one."""
+        """`num_actors`, or if None one less than the cores that this process may use, and at least one.
+
+        A run on a dataset has none.
+        """
+        if self.dataset is not None:
+            return 0
         if self.num_actors is not None:
             return self.num_actors
         return max(1, usable_cores() - 1)

@@ -27,6 +27,10 @@ TRUNCATED = 2
 RESET = 4
 """Flag of a row whose action was not taken: the step only reset the environment (Gymnasium's NEXT_STEP autoreset), or
 the agent waited for the other agents of its environment, having ended before them."""
+FROZEN = 8
+"""Flag of a row whose agent acted with a past version of the policy (self-play)."""
+UNTRAINED = RESET | FROZEN
+"""Flags of rows that are never trained on."""
 
 
 LONGEST_N_STEP = 255
@@ -55,6 +59,27 @@ class Distribution:
     sum: int = 0
     edges: tuple[int, ...] = ()
     counts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Histogram of a moment: `counts[i]` values from `edges[i]` to `edges[i + 1]`, the last edge included.
+
+    Attributes:
+        edges: one more than counts; of a discrete number they lie half way between its values.
+        counts: number of values.
+    """
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ValuePairs:
+    """Predicted values of some steps and the discounted returns that followed them, in the unit of the values."""
+
+    predicted: tuple[float, ...]
+    realised: tuple[float, ...]
 
 
 def environment_steps(flags: NDArray[np.uint8], num_agents: int) -> int:
@@ -246,6 +271,23 @@ class EnvSpec:
 
 
 @dataclass(frozen=True)
+class SelfPlay:
+    """Opponents of some environments of every actor: past versions of the policy.
+
+    Attributes:
+        sampling: how an opponent is drawn for an episode; see `actors/self_play.py`.
+        environments: number of each actor's environments, the first of them, with opponents.
+        interval: updates between two versions that are kept.
+        kept: maximum number of kept versions.
+    """
+
+    sampling: Literal["newest", "uniform", "prioritized"]
+    environments: int
+    interval: int
+    kept: int
+
+
+@dataclass(frozen=True)
 class FieldSpec:
     """Extra field of a row: name, shape per step and dtype."""
 
@@ -317,6 +359,60 @@ class Batch:
 
 
 @dataclass
+class JointBatch(Batch):
+    """Batch of B joint n-step transitions: those of all N agents of an environment at the same step.
+
+    As `Batch`, with an axis N after axis 0 of `obs`, `action`, `reward`, `discount`, `next_obs` and the extras; the
+    other arrays have one value per joint transition. Each agent's return is its own: it ends with the agent's part in
+    the episode. The observation of an agent that waits is its last one, and 0 if it takes no part in the episode.
+
+    Attributes:
+        trained: `[B, N]` bool, agents that act at step t, at least one of each item. The others wait, having ended
+            before: their `reward` and `discount` are 0, and their `next_obs` is `obs`.
+    """
+
+    trained: NDArray[np.bool_] = field(kw_only=True)
+
+    @classmethod
+    def allocate(cls, batch_size: int, spec: EnvSpec, extra_fields: tuple[FieldSpec, ...] = ()) -> JointBatch:
+        """Create an uninitialised batch of `batch_size` joint transitions for this environment."""
+        joint = (batch_size, spec.num_agents)
+        each = Batch.allocate(batch_size * spec.num_agents, spec, extra_fields)
+        by_agent = ("obs", "action", "reward", "discount", "next_obs")
+        return cls(
+            **{
+                name: array.reshape(*joint, *array.shape[1:])
+                for name in by_agent
+                for array in [getattr(each, name)]
+            },
+            weight=np.empty(batch_size, np.float32),
+            ids=np.empty(batch_size, np.int64),
+            version=np.empty(batch_size, np.int64),
+            policy_updates=np.empty(batch_size, np.int64),
+            staleness=np.zeros(batch_size, np.int64),
+            extras={name: array.reshape(*joint, *array.shape[1:]) for name, array in each.extras.items()},
+            trained=np.empty(joint, np.bool_),
+        )
+
+    def by_agent(self) -> Batch:
+        """Batch of the B N single transitions: views, and copies of what all agents of an item share."""
+        agents = self.trained.shape[1]
+        own = ("obs", "action", "reward", "discount", "next_obs")
+        shared = ("weight", "ids", "version", "policy_updates", "staleness")
+        return Batch(
+            **{name: _flattened(getattr(self, name)) for name in own},
+            **{name: np.repeat(getattr(self, name), agents) for name in shared},
+            extras={name: _flattened(array) for name, array in self.extras.items()},
+            progress=self.progress,
+        )
+
+
+def _flattened(array: NDArray[Any]) -> NDArray[Any]:
+    """View `[B N, ...]` of `[B, N, ...]`."""
+    return array.reshape(-1, *array.shape[2:])
+
+
+@dataclass
 class Segment:
     """Segment of T consecutive rows of the E streams of one actor, the training data of on-policy algorithms.
 
@@ -335,7 +431,8 @@ class Segment:
         last_obs: `[E, *obs_shape]`, observation after the last row, used to bootstrap.
         action: `[E, T, *act_shape]` in storage form.
         reward: `[E, T]` float32.
-        flags: `[E, T]` uint8, `TERMINATED | TRUNCATED | RESET`; RESET rows are never trained on.
+        flags: `[E, T]` uint8, `TERMINATED | TRUNCATED | RESET | FROZEN`; rows with one of `UNTRAINED` are never
+            trained on.
         version: `[T]` int64, policy version that acted in each row.
         policy_updates: `[T]` int64, updates that the learner had made when it published that version.
         extras: extra fields of the algorithm, each `[E, T, ...]`.

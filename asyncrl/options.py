@@ -111,6 +111,15 @@ class _NotEmpty:
             raise ValueError(f"{name} must not be empty, got {value!r}")
 
 
+class _HttpAddress:
+    def __str__(self) -> str:
+        return "an address that begins with http:// or https://"
+
+    def check(self, name: str, value: Any) -> None:
+        if value is not None and not re.match(r"https?://[^/\s]+", value):
+            raise ValueError(f"{name} must be {self}, got {value!r}")
+
+
 COUNT = Range(at_least=1)
 Count = Annotated[int, COUNT]
 """Whole number of at least 1."""
@@ -125,6 +134,7 @@ Widths = Annotated[tuple[int, ...], _Widths()]
 """Widths of hidden layers, at least one."""
 Text = Annotated[str, _NotEmpty()]
 """Text that is not empty."""
+HttpAddress = Annotated[str, _HttpAddress()]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ if TYPE_CHECKING:  # the command line lists algorithms without NumPy
 
     from asyncrl.interfaces import Batch, EnvSpec, FieldSpec, Segment, SequenceBatch, UpdateResult
 
-UpdateLoopName = Literal["replay", "sequences", "segments"]
-"""Training data of an algorithm: replay of transitions, replay of sequences, or segments."""
+UpdateLoopName = Literal["replay", "sequences", "joint", "segments", "dataset"]
+"""Training data of an algorithm: replay of transitions, sequences or joint transitions, segments, or a dataset."""
 
 
 class Memory(Protocol):
@@ -114,6 +114,22 @@ class ReplayUpdater(Updater, Protocol):
 
     def update(self, batch: Batch) -> UpdateResult:
         """Make one gradient step on `batch`. Must not keep a reference to the batch's arrays."""
+        ...
+
+
+class DatasetUpdater(ReplayUpdater, Protocol):
+    """Updater of an algorithm that learns from a dataset alone."""
+
+    def observe_dataset(
+        self, obs: NDArray[Any], reward: NDArray[np.float32], flags: NDArray[np.uint8]
+    ) -> None:
+        """Take what is needed of the whole dataset, before the first update.
+
+        Args:
+            obs: `[R, *obs_shape]`, rows of the dataset in storage dtype, episode after episode.
+            reward: `[R]`.
+            flags: `[R]`; an episode ends with a RESET row, which has the final observation.
+        """
         ...
 
 

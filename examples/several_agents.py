@@ -1,6 +1,6 @@
 """Train three agents by one policy that all of them share, and let them act together.
 
-    python examples/several_agents.py [ppo|dqn|impala] [STEPS]
+    python examples/several_agents.py [ppo|dqn|impala|vdn|qmix|mappo|maddpg] [STEPS]
 
 `mpe2.simple_spread_v3`: three agents are to cover three landmarks without bumping into each other. The return is the
 sum of theirs; random actions get about -79. Needs `pip install "asyncrl[multi-agent]"`; see docs/multi-agent.md.
@@ -10,7 +10,7 @@ import sys
 
 import mpe2.simple_spread_v3 as spread
 
-from asyncrl import DQN, IMPALA, PPO, Trainer
+from asyncrl import DQN, IMPALA, MADDPG, MAPPO, PPO, QMIX, VDN, Trainer
 
 ALGORITHMS = {
     "ppo": PPO(
@@ -18,6 +18,13 @@ ALGORITHMS = {
     ),
     "dqn": DQN(gamma=0.95, exploration_steps=50_000),
     "impala": IMPALA(gamma=0.95),
+    # Trained together:
+    "vdn": VDN(gamma=0.95, n_step=3, batch_size=128, tau=0.01),
+    "qmix": QMIX(gamma=0.95, n_step=3, batch_size=128, tau=0.01),
+    "maddpg": MADDPG(gamma=0.95),
+    "mappo": MAPPO(
+        gamma=0.95, learning_rate=1e-3, epochs=4, minibatch_size=400, segment_length=50, ent_coef=5e-3
+    ),
 }
 
 

@@ -19,7 +19,7 @@ from shared_fork_server import SharedProcess, own_fork_server, shared_fork_serve
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.config import usable_cores
-from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.interfaces import Agent, BoxAction, DiscreteAction, EnvSpec
 from asyncrl.shm.prepare import prepare_quietly
 
 __all__ = ["own_fork_server", "shared_fork_server"]
@@ -170,7 +170,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         action = (
             DiscreteAction(2) if DiscreteAction in record.action_kinds else BoxAction((-1.0,), (1.0,), (1,))
         )
-        record().make_updater(EnvSpec("any", (2,), "float32", action), "cpu", 0)
+        spec = EnvSpec("any", (2,), "float32", action, agents=(Agent("a"), Agent("b")))
+        record().make_updater(spec, "cpu", 0)
     prepare_quietly()
     gc.collect()
     gc.freeze()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
+from asyncrl.interfaces import FROZEN, RESET, TERMINATED, TRUNCATED
 
 
 class SlowSumTree:
@@ -91,7 +91,7 @@ def slow_n_step(rows: list[SlowRow], i: int, env: int, n_step: int, gamma: float
 
 def slow_trained(rows: list[SlowRow], i: int, env: int) -> bool:
     """Whether the action of row `i` was taken and its successor observed."""
-    return rows[i].incarnation == rows[i + 1].incarnation and not rows[i].flags[env] & RESET
+    return rows[i].incarnation == rows[i + 1].incarnation and not rows[i].flags[env] & (RESET | FROZEN)
 
 
 def slow_begins(rows: list[SlowRow], i: int, env: int) -> bool:
@@ -128,8 +128,10 @@ class SlowReplay:
         length: int = 1,
         period: int = 1,
         num_agents: int = 1,
+        joint: bool = False,
     ) -> None:
         self.num_agents = num_agents
+        self.streams_of_item = num_agents if joint else 1
         self.burn_in, self.length, self.period = burn_in, length, period
         self.rows: list[list[SlowRow]] = [[] for _ in range(num_rings)]
         self.num_envs, self.num_slots = num_envs, num_slots
@@ -156,8 +158,9 @@ class SlowReplay:
                 self.decided[ring] = i + 1
                 if i < self.closed[ring] or i % self.period != 0:
                     continue
-                for env in range(self.num_envs):
-                    if any(slow_trained(rows, row, env) for row in self.trained_rows(i)):
+                for env in range(0, self.num_envs, self.streams_of_item):
+                    streams = range(env, env + self.streams_of_item)
+                    if any(slow_trained(rows, row, s) for row in self.trained_rows(i) for s in streams):
                         self.priority[ring, i, env] = self.largest()
         self.inserted += inserted
         return inserted
@@ -250,6 +253,28 @@ class SlowReplay:
         return SlowTransition(
             obs, row.action[env], reward, discount, next_obs, row.version, row.policy_updates, extras
         )
+
+
+def slow_joint(twin: SlowReplay, key: tuple[int, int, int]) -> dict[str, Any]:
+    """Fields that a `JointBatch` must have for the joint row whose first agent's row is at `key`."""
+    ring, position, first = key
+    rows, agents = twin.rows[ring], []
+    for env in range(first, first + twin.num_agents):
+        own = twin.transition((ring, position, env))
+        acts = slow_trained(rows, position, env)
+        agents.append(
+            {
+                "obs": own.obs,
+                "action": own.action,
+                "reward": np.float32(own.reward) if acts else 0.0,
+                "discount": np.float32(own.discount) if acts else 0.0,
+                "next_obs": own.next_obs if acts else own.obs,
+                "trained": acts,
+                **own.extras,
+            }
+        )
+    wanted = {name: np.stack([agent[name] for agent in agents]) for name in agents[0]}
+    return {**wanted, "version": own.version, "policy_updates": own.policy_updates}
 
 
 def slow_sequence(twin: SlowReplay, key: tuple[int, int, int]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 import asyncrl
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.envs.source import EnvSource
-from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
+from asyncrl.interfaces import Agent, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
 from asyncrl.options import option_values
 from asyncrl.policies.portable_policy import PortablePolicy
 from asyncrl.storage.checkpoint_meta import CheckpointMeta
@@ -19,7 +20,12 @@ BOX = BoxAction((-1.0, -2.0), (3.0, 2.0), (2,))
 
 
 def portable(algorithm: Any, spec: EnvSpec, env: Any = "CartPole-v1", seed: int = 0) -> PortablePolicy:
-    """Policy with the weights that a new learner publishes, and statistics that differ from the initial ones."""
+    """Policy with the weights that a new learner publishes, and statistics that differ from the initial ones.
+
+    The environment gets agents if the algorithm needs several.
+    """
+    if getattr(algorithm, "needs_agents", False):
+        spec = replace(spec, agents=(Agent("a"), Agent("b")))
     core = algorithm.make_updater(spec, "cpu", seed)
     weights = np.empty(core.weight_count, np.float32)
     core.write_weights(weights)
@@ -42,6 +48,7 @@ CASES = {
     **{
         name: (record(), BOX if record.needs_bounds else DiscreteAction(3, 1))
         for name, record in ALGORITHMS.items()
+        if not record.needs_agents  # their policies are those of DQN, PPO and DDPG
     },
     "ppo normalised": (asyncrl.PPO(normalize_observations=True), DiscreteAction(3)),
     "ppo multidiscrete": (asyncrl.PPO(), MultiDiscreteAction((2, 3))),

@@ -170,3 +170,40 @@ class Tuples(Env[Any, Any]):
 
     def _observe(self) -> Any:
         return tuple(np.array([n, self.steps], np.float32) for n in range(3))
+
+
+class TwoStep(Parallel):
+    """The two-step game of Rashid et al. 2018, section 5.1 and table 1.
+
+    The first agent's action in state 1 chooses state 2A, in which every joint action is worth 7, or state 2B, with
+    PAYOFF. Both agents see the state, one-hot; the reward goes to the first of them.
+    """
+
+    PAYOFF = ((0.0, 1.0), (1.0, 8.0))
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode, ("first", "second"))
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(0, 1, (3,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.agents, self.state = list(self.possible_agents), 0
+        return self._observed(), {name: {} for name in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        first, second = (int(actions[name]) for name in self.agents)
+        reward, over = 0.0, self.state > 0
+        if over:
+            reward = 7.0 if self.state == 1 else self.PAYOFF[first][second]
+            acted, self.agents = self.agents, []
+        else:
+            acted, self.state = self.agents, 1 + first
+        ends, infos = dict.fromkeys(acted, over), {name: {} for name in acted}
+        return self._observed(), {"first": reward, "second": 0.0}, ends, dict.fromkeys(acted, False), infos
+
+    def _observed(self) -> dict[str, Any]:
+        return {name: np.eye(3, dtype=np.float32)[self.state] for name in self.possible_agents}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from asyncrl.actors.statistics import ActorStatistics
-from asyncrl.interfaces import Distribution, Metrics
+from asyncrl.interfaces import Bins, Distribution, Metrics, ValuePairs
 from asyncrl.show.metrics import BY_KEY, UNMEASURED, EvaluationResult, Snapshot
 
 
@@ -45,6 +45,8 @@ METRICS = {
     "return_mean": 123.5,
     "length_mean": 120.0,
     "success_rate": 0.25,
+    "elo": 1310.5,
+    "win_rate": 0.625,
     "exploration_rate": 0.05,
     "loss": 0.0123,
     "learning_rate": 0.001,
@@ -71,12 +73,33 @@ METRICS = {
     "inference_passes": 80,
     "inference_rows": 960,
     "inference_wait_seconds": 0.7,
+    "step_env_seconds": 12e-6,
+    "step_inference_seconds": 9e-6,
+    "step_write_seconds": 2e-6,
+    "step_wait_seconds": 3e-6,
+    "update_sample_seconds": 40e-6,
+    "update_learn_seconds": 400e-6,
+    "update_priorities_seconds": 8e-6,
+    "learner_cores": 0.9,
+    "actor_cores": 1.6,
+    "learner_bytes": 250_000_000,
+    "actor_bytes": 120_000_000,
+    "gpu_bytes": 500_000_000,
+    "gpu_utilization": 0.4,
 }
 """Numbers by their short names."""
 DISTRIBUTIONS = {
     "async/staleness": Distribution(60 / 36, 2, 14, 36, 60, (0, 1, 2, 4), (10, 20, 5, 1)),
     "async/policy_lag": Distribution(1.6, 2, 7, 1000, 1600, (0, 1, 2, 3), (100, 300, 500, 100)),
 }
+
+
+BINS = {
+    "rollout/ep_rew": Bins((90.0, 100.0, 110.0, 120.0, 130.0), (5, 0, 15, 10)),
+    "rollout/ep_len": Bins((89.5, 99.5, 109.5, 119.5, 129.5), (5, 0, 15, 10)),
+    "rollout/action": Bins((-0.5, 0.5, 1.5), (600, 400)),
+}
+VALUE_PAIRS = ValuePairs((10.0, 20.0, 30.0), (12.0, 18.0, 33.0))
 
 
 def make_snapshot(
@@ -100,6 +123,8 @@ def make_snapshot(
         "target_training_return": None,
         "max_seconds": None,
         "distributions": DISTRIBUTIONS,
+        "bins": BINS,
+        "value_pairs": VALUE_PAIRS,
         "evaluation": evaluation,
         "best_evaluation": evaluation,
         "discipline": "replay",

@@ -18,7 +18,19 @@ ROOMS = (
     *("version", "errors", "options", "interfaces"),
     *("saved_state", "protocols", "config"),
     *("shm", "envs", "acting", "replay", "networks", "actors", "algorithms"),
-    *("learning", "groups", "storage", "show", "server", "policies", "run", "trainer", "cli", "__main__"),
+    *(
+        "learning",
+        "groups",
+        "storage",
+        "show",
+        "server",
+        "policies",
+        "run",
+        "trainer",
+        "tuning",
+        "cli",
+        "__main__",
+    ),
 )
 
 # Where a library may be imported, at the top of a file or inside a function. `actors.forking` only loads what
@@ -48,7 +60,7 @@ DOORS = {
     "torch.distributed": ("groups.*",),
     "matplotlib": ("show.picture",),
     "shtab": ("cli.completion",),
-    "rich": ("show.console", "show.screen"),
+    "rich": ("show.console", "show.screen", "show.runs_view"),
     "prometheus_client": ("server.prometheus",),
     "cloudpickle": ("envs.*", "actors.forking"),
     "uvloop": ("trainer.trainer",),
@@ -57,7 +69,11 @@ DOORS = {
     "IPython": ("show.notebook",),
     "imageio_ffmpeg": ("show.video",),
     "onnx": ("policies.onnx_export",),
+    "minari": ("storage.dataset",),
+    "h5py": ("storage.dataset",),
+    "huggingface_hub": ("policies.hub",),
     "threadpoolctl": ("networks.products",),
+    "optuna": ("tuning.study",),
     "safetensors": (),
     "multiprocessing": (),
 }

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from hub_stand_in import hub_stand_in, use_hub
 from page_reader import PageReader, snippets
 from waiting import PATIENCE_SECONDS, wait_until
 
@@ -44,6 +45,8 @@ MORE = {
     "resume": "--steps +200 --http off --eval-episodes 1",
     "eval": "--episodes 2",
     "enjoy": "--episodes 1",
+    "record": "--steps 300",
+    "push": "--episodes 2",
     "check": "--seconds 0.2",
     "plan": "--seconds 0.2 --cores 1",
     "plan CartPole-v1 --algo ppo --actors": "--seconds 0.2 --actors 1",
@@ -54,6 +57,8 @@ EXTRAS = {
     "(train|plan) LunarLander": ("Box2D", "box2d"),
     "enjoy .* --video": ("imageio_ffmpeg", "video"),
     "export .* --onnx": ("onnx", "onnx"),
+    "record .*": ("minari", "data"),
+    "push|.* hf://": ("huggingface_hub", "hub"),
     "plot .* --out": ("matplotlib", "plot"),
 }
 """Commands that need a package beyond asyncrl's own, and its extra. Without the package the answer names the extra."""
@@ -126,6 +131,9 @@ def test_the_commands_run(
     reader = PageReader()
     reader.shell(f"asyncrl train CartPole-v1 --algo dqn --run-dir runs/cartpole {FEW_STEPS}")
     with ExitStack() as others:
+        if importlib.util.find_spec("huggingface_hub"):
+            use_hub(others.enter_context(hub_stand_in()), tmp_path, monkeypatch)
+            others.callback(importlib.import_module("huggingface_hub").close_session)
         for line in LINES:
             if line == "asyncrl ls":
                 pids = others.enter_context(going_on(tmp_path))

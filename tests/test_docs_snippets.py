@@ -32,10 +32,12 @@ SHORT = {
 OF_OTHER_LIBRARIES = ("import stable_baselines3", "from stable_baselines3")
 TESTED_ELSEWHERE = {
     "docs/callbacks.md": "test_callbacks_page.py",
+    "docs/data.md": "test_data_page.py",
     "docs/extending.md": "test_callbacks_page.py",
     "docs/multi-agent.md": "test_multi_agent_page.py",
     "docs/resume.md": "test_docs_resume.py",
     "docs/saving.md": "test_docs_saving.py",
+    "docs/search.md": "test_search_page.py",
 }
 
 

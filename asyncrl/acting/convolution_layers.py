@@ -66,8 +66,8 @@ def feature_shape(name: str, height: int, width: int) -> tuple[int, int, int]:
     return PLAIN[name][-1].channels, height, width
 
 
-def convolution_count(name: str, channels: int) -> int:
-    """Number of parameters of the convolutions `name` over images of this many channels."""
+def convolution_count(name: str, channels: int, layer_norm: bool = False) -> int:
+    """Number of parameters of the convolutions `name` over images of this many channels, with their normalisation."""
     if name == "impala":
         pairs = [(a, b, 9) for a, b in itertools.pairwise((channels, *SECTIONS))]
         pairs += [(width, width, 9) for width in SECTIONS for _ in range(4)]
@@ -75,7 +75,8 @@ def convolution_count(name: str, channels: int) -> int:
         inputs = (channels, *(layer.channels for layer in PLAIN[name]))
         kernels = (layer.kernel**2 for layer in PLAIN[name])
         pairs = [(a, b, n) for (a, b), n in zip(itertools.pairwise(inputs), kernels, strict=True)]
-    return sum(outputs * (inputs * pixels + 1) for inputs, outputs, pixels in pairs)
+    norms = 2 * sum(layer.channels for layer in PLAIN[name]) if layer_norm and name in PLAIN else 0
+    return norms + sum(outputs * (inputs * pixels + 1) for inputs, outputs, pixels in pairs)
 
 
 def feature_count(name: str, height: int, width: int) -> int:

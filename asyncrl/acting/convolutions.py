@@ -21,6 +21,7 @@ from asyncrl.acting.convolution_layers import (
     feature_count,
     section_layer,
 )
+from asyncrl.acting.layouts import LAYER_NORM_EPS
 from asyncrl.acting.noisy_layers import linear
 from asyncrl.envs.observations import Image
 
@@ -37,6 +38,7 @@ class ImageModule(nn.Module):
         inputs: values of a row; those after the observations are inputs of the first linear layer.
         outputs: values of the head.
         sigma: sigma of the noisy layers after the convolutions (see `noisy_layers`), 0 without noise.
+        layer_norm: see `images.ConvolutionalNetwork`.
     """
 
     rows_are_independent = True
@@ -49,6 +51,7 @@ class ImageModule(nn.Module):
         inputs: int,
         outputs: int,
         sigma: float = 0.0,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         self._images, (self._frames, self._row) = [(start, image) for start, image, _ in images], shape
@@ -56,15 +59,22 @@ class ImageModule(nn.Module):
         self.convolutions, features = nn.ModuleList(), 0
         for start, image, name in images:
             columns[start : start + image.values // self._frames] = False
-            self.convolutions.append(convolutions(name, image.frames * image.channels))
+            self.convolutions.append(convolutions(name, image.frames * image.channels, layer_norm))
             features += feature_count(name, image.height, image.width)
         self._others: Tensor
         self.register_buffer("_others", columns.nonzero().squeeze(1), persistent=False)
         others = self._frames * int(columns.sum())
-        self.values = nn.Linear(others, VALUES_WIDTH) if others else None
+        self.values: nn.Module | None = None
+        if others:
+            linear_layer = nn.Linear(others, VALUES_WIDTH)
+            self.values = (
+                nn.Sequential(linear_layer, nn.LayerNorm(VALUES_WIDTH, LAYER_NORM_EPS))
+                if layer_norm
+                else linear_layer
+            )
         features += (VALUES_WIDTH if others else 0) + inputs - self._frames * self._row
         width = max(WIDTHS[name] for _, _, name in images)
-        self.head = head_of(features, width, value_outputs, outputs, sigma)
+        self.head = head_of(features, width, value_outputs, outputs, sigma, layer_norm)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[R, inputs]` to `[R, outputs]`."""
@@ -107,10 +117,12 @@ def channels_of(rows: Tensor, image: Image) -> Tensor:
 class DuelingHead(nn.Module):
     """Dueling head (Wang et al. 2016): two streams of one hidden layer each; value outputs first, then advantages."""
 
-    def __init__(self, features: int, width: int, value_outputs: int, outputs: int, sigma: float) -> None:
+    def __init__(
+        self, features: int, width: int, value_outputs: int, outputs: int, sigma: float, layer_norm: bool
+    ) -> None:
         super().__init__()
         self.value, self.advantage = (
-            nn.Sequential(linear(features, width, sigma), nn.ReLU(), linear(width, count, sigma))
+            stream(features, width, count, sigma, layer_norm)
             for count in (value_outputs, outputs - value_outputs)
         )
 
@@ -119,14 +131,30 @@ class DuelingHead(nn.Module):
         return torch.cat((self.value(features), self.advantage(features)), dim=1)
 
 
-def head_of(features: int, width: int, value_outputs: int, outputs: int, sigma: float) -> nn.Module:
+def head_of(
+    features: int, width: int, value_outputs: int, outputs: int, sigma: float, layer_norm: bool = False
+) -> nn.Module:
     """One hidden layer and the outputs; a dueling head if `value_outputs` is not 0; noisy if `sigma` is not 0."""
     if value_outputs:
-        return DuelingHead(features, width, value_outputs, outputs, sigma)
-    return nn.Sequential(linear(features, width, sigma), nn.ReLU(), linear(width, outputs, sigma))
+        return DuelingHead(features, width, value_outputs, outputs, sigma, layer_norm)
+    return stream(features, width, outputs, sigma, layer_norm)
 
 
-def convolutions(name: str, channels: int) -> nn.Sequential:
+def stream(features: int, width: int, outputs: int, sigma: float, layer_norm: bool) -> nn.Sequential:
+    """One hidden layer, normalised if `layer_norm`, and the outputs."""
+    norm = [nn.LayerNorm(width, LAYER_NORM_EPS)] if layer_norm else []
+    return nn.Sequential(linear(features, width, sigma), *norm, nn.ReLU(), linear(width, outputs, sigma))
+
+
+class ChannelNorm(nn.LayerNorm):
+    """Layer normalisation over the channels of each pixel of images `[R, C, H, W]`, as in the code of PQN's authors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[R, C, H, W]` to the same shape."""
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+def convolutions(name: str, channels: int, layer_norm: bool = False) -> nn.Sequential:
     """Convolutions `name` (see `convolution_layers`) over images of this many channels."""
     layers: list[nn.Module] = []
     if name == "impala":
@@ -136,7 +164,8 @@ def convolutions(name: str, channels: int) -> nn.Sequential:
             channels = width
         return nn.Sequential(*layers, nn.ReLU())
     for layer in PLAIN[name]:
-        layers += [nn.Conv2d(channels, *layer), nn.ReLU()]
+        norm = [ChannelNorm(layer.channels, LAYER_NORM_EPS)] if layer_norm else []
+        layers += [nn.Conv2d(channels, *layer), *norm, nn.ReLU()]
         channels = layer.channels
     return nn.Sequential(*layers)
 

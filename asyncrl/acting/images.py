@@ -36,19 +36,22 @@ class ImageNetwork:
 
     value_outputs: int
     noisy_sigma: float
+    layer_norm: bool
 
     def __call__(self, inputs: int, outputs: int) -> nn.Module:
         """A module from float32 `[R, inputs]` to `[R, outputs]`. Imports torch."""
         from asyncrl.acting.convolutions import ImageModule
 
         images, shape = self._parts()
-        return ImageModule(images, shape, self.value_outputs, inputs, outputs, self.noisy_sigma)
+        return ImageModule(
+            images, shape, self.value_outputs, inputs, outputs, self.noisy_sigma, self.layer_norm
+        )
 
     @property
     def numpy(self) -> NumpyNetwork:
         """The same network in NumPy."""
         images, shape = self._parts()
-        return NumpyNetwork(images, *shape, self.value_outputs, self.noisy_sigma > 0)
+        return NumpyNetwork(images, *shape, self.value_outputs, self.noisy_sigma > 0, self.layer_norm)
 
     @property
     def text(self) -> str:
@@ -70,12 +73,15 @@ class ConvolutionalNetwork(ImageNetwork):
         value_outputs: outputs of the value stream of a dueling network (Wang et al. 2016), which come first, or 0.
         noisy_sigma: initial standard deviation of the noise after the convolutions (see `noisy_layers`), times the
             square root of a layer's inputs; 0 for no noise.
+        layer_norm: normalise every layer but the last before its activation, convolutions over the channels of a pixel;
+            those of impala are not normalised.
     """
 
     name: Convolutions
     image: Image
     value_outputs: int = 0
     noisy_sigma: float = 0.0
+    layer_norm: bool = False
 
     @property
     def text(self) -> str:
@@ -101,7 +107,7 @@ class CombinedNetwork(ImageNetwork):
         frames: k of the frame stack.
         row_values: number of values of one observation.
         images: start in an observation and shape of each image.
-        value_outputs, noisy_sigma: see `ConvolutionalNetwork`.
+        value_outputs, noisy_sigma, layer_norm: see `ConvolutionalNetwork`.
     """
 
     name: NetworkName
@@ -110,6 +116,7 @@ class CombinedNetwork(ImageNetwork):
     images: tuple[tuple[int, Image], ...]
     value_outputs: int = 0
     noisy_sigma: float = 0.0
+    layer_norm: bool = False
 
     @property
     def text(self) -> str:
@@ -136,7 +143,7 @@ def _fitting(name: NetworkName, image: Image) -> Convolutions:
 
 
 def _combined(
-    name: NetworkName, spec: EnvSpec, value_outputs: int, noisy_sigma: float
+    name: NetworkName, spec: EnvSpec, value_outputs: int, noisy_sigma: float, layer_norm: bool
 ) -> CombinedNetwork | None:
     """Return the network for structured observations with images; None without images."""
     images, start = [], 0
@@ -152,7 +159,9 @@ def _combined(
         start += leaf.values
     if not images:
         return None
-    return CombinedNetwork(name, spec.frame_stack, start, tuple(images), value_outputs, noisy_sigma)
+    return CombinedNetwork(
+        name, spec.frame_stack, start, tuple(images), value_outputs, noisy_sigma, layer_norm
+    )
 
 
 _TITLES = {
@@ -164,7 +173,11 @@ _TITLES = {
 
 
 def choose_network(
-    name: NetworkName, spec: EnvSpec, value_outputs: int = 0, noisy_sigma: float = 0.0
+    name: NetworkName,
+    spec: EnvSpec,
+    value_outputs: int = 0,
+    noisy_sigma: float = 0.0,
+    layer_norm: bool = False,
 ) -> ImageNetwork | None:
     """Return the network `name` for the observations of `spec`; None for a perceptron over the flat observation.
 
@@ -173,22 +186,23 @@ def choose_network(
         spec: the policy's view of the environment, stacked frames included.
         value_outputs: see `ConvolutionalNetwork`.
         noisy_sigma: see `ConvolutionalNetwork`.
+        layer_norm: see `ConvolutionalNetwork`.
 
     Raises:
         SpacesDoNotFit: `name` is a convolutional network, and the observations are no images or too small (ASYNC005).
     """
     if name == "mlp":
         return None
-    if spec.leaves and (combined := _combined(name, spec, value_outputs, noisy_sigma)):
+    if spec.leaves and (combined := _combined(name, spec, value_outputs, noisy_sigma, layer_norm)):
         return combined
     image = image_of(spec, bytes_only=name == "auto")
     if name == "auto":
         if image is None:
             return None
-        return ConvolutionalNetwork(_fitting(name, image), image, value_outputs, noisy_sigma)
+        return ConvolutionalNetwork(_fitting(name, image), image, value_outputs, noisy_sigma, layer_norm)
     side = SMALLEST_SIDES[name]
     if name == "small" and image is not None and image.grid:
-        return ConvolutionalNetwork(_fitting(name, image), image, value_outputs, noisy_sigma)
+        return ConvolutionalNetwork(_fitting(name, image), image, value_outputs, noisy_sigma, layer_norm)
     if image is None or min(image.height, image.width) < side:
         raise SpacesDoNotFit(
             f"network {name!r} needs images of at least {side} x {side}, and the observations of {spec.name} have "
@@ -196,7 +210,7 @@ def choose_network(
             facts={"observation shape": spec.observation_shape, "dtype": spec.observation_dtype},
             fix="set network to auto, which takes what fits, or to mlp",
         )
-    return ConvolutionalNetwork(name, image, value_outputs, noisy_sigma)
+    return ConvolutionalNetwork(name, image, value_outputs, noisy_sigma, layer_norm)
 
 
 def with_shape(factory: Any, spec: EnvSpec) -> Any:

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from asyncrl.acting.layouts import LAYER_NORM_EPS
 from asyncrl.shm.kernel import inlined, kernel
 from asyncrl.shm.views import matrix
 
@@ -23,6 +24,7 @@ _Q0, _Q2, _Q4, _Q6 = (
     np.float32(c)
     for c in (4.89352518554385e-03, 2.26843463243900e-03, 1.18534705686654e-04, 1.19825839466702e-06)
 )
+_NORM_EPS = np.float32(LAYER_NORM_EPS)
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _LOG_2 = math.log(2.0)
 
@@ -68,14 +70,31 @@ def linear(x, w, bias, y):  # type: ignore[no-untyped-def]
         y[j] = total
 
 
+@inlined(fastmath={"reassoc", "contract"})
+def normalise(y, normal):  # type: ignore[no-untyped-def]
+    """Fill `normal` `[n]`, which may be `y`, with `y` of mean 0 and variance 1; return 1 / the standard deviation."""
+    total = np.float32(0.0)
+    for j in range(y.shape[0]):
+        total += y[j]
+    mean = np.float32(total / y.shape[0])
+    squares = np.float32(0.0)
+    for j in range(y.shape[0]):
+        squares += (y[j] - mean) * (y[j] - mean)
+    inverse = np.float32(1.0 / math.sqrt(squares / y.shape[0] + _NORM_EPS))
+    for j in range(y.shape[0]):
+        normal[j] = (y[j] - mean) * inverse
+    return inverse
+
+
 @kernel(
-    "void(float32[:, ::1], float32[::1], int64[::1], boolean, float32[:, :, ::1], float32[:, ::1])",
+    "void(float32[:, ::1], float32[::1], int64[::1], boolean, boolean, float32[:, :, ::1], float32[:, ::1])",
     fastmath={"reassoc", "contract"},
 )
-def mlp_forward(x, flat, sizes, relu, scratch, out):  # type: ignore[no-untyped-def]
+def mlp_forward(x, flat, sizes, relu, layer_norm, scratch, out):  # type: ignore[no-untyped-def]
     """Fill `out` `[R, sizes[-1]]` for rows `x` `[R, sizes[0]]`; `scratch` is `[2, R, widest hidden layer]`.
 
-    The layers are separated by ReLU or tanh. The head is one scalar product per output.
+    The layers are separated by ReLU or tanh, before which they are normalised if `layer_norm`. The head is one scalar
+    product per output.
     """
     start = 0
     last = sizes.shape[0] - 2
@@ -88,11 +107,17 @@ def mlp_forward(x, flat, sizes, relu, scratch, out):  # type: ignore[no-untyped-
         for r in range(x.shape[0]):
             y = target[r, :n_out]
             layer_forward(source[r], w, y)
+            if layer_norm:
+                normalise(y, y)
+                for j in range(n_out):
+                    y[j] = y[j] * flat[start + j] + flat[start + n_out + j]
             if relu:
                 for j in range(n_out):
                     y[j] = max(y[j], np.float32(0.0))
             else:
                 tanh_in_place(y)
+        if layer_norm:
+            start += 2 * n_out
         source = target
     n_in, n_out = sizes[last], sizes[last + 1]
     w = matrix(flat, start, n_out, n_in)

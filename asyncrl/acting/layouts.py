@@ -3,7 +3,8 @@
 A layer is its weights, then its biases; layers follow each other without gaps. The weights of a hidden layer are
 `[inputs, outputs]`, those of the head `[outputs, inputs]`, both row-major: a product with a short last axis is two to
 four times slower than its transpose, and a head has few outputs while a first layer has few inputs. For an ensemble of
-C perceptrons a layer is the weights of all copies, `[C, ...]`, then their biases.
+C perceptrons a layer is the weights of all copies, `[C, ...]`, then their biases. With layer normalisation the gains
+and the shifts of a hidden layer follow its biases.
 """
 
 from __future__ import annotations
@@ -20,9 +21,14 @@ NetworkFactory = Callable[[int, int], Any]
 """`network(inputs, outputs)` returns a module that maps float32 `[R, inputs]` to `[R, outputs]`."""
 
 
-def parameter_count(sizes: Sequence[int], copies: int = 1) -> int:
+LAYER_NORM_EPS = 1e-5
+"""Added to the variance in layer normalisation (Ba et al. 2016), as torch does."""
+
+
+def parameter_count(sizes: Sequence[int], copies: int = 1, layer_norm: bool = False) -> int:
     """Number of parameters of `copies` perceptrons with the widths `sizes`, from the input to the outputs."""
-    return copies * sum((a + 1) * b for a, b in itertools.pairwise(sizes))
+    norms = 2 * sum(sizes[1:-1]) if layer_norm else 0
+    return copies * (sum((a + 1) * b for a, b in itertools.pairwise(sizes)) + norms)
 
 
 class ParameterReader:
@@ -51,12 +57,14 @@ class NetworkLayout:
         inputs: number of values of one flattened observation.
         network: factory of a module in place of the perceptron, or None.
         normalized: observations are normalised by the statistics at the end of the block.
+        layer_norm: the hidden layers of the perceptron are normalised.
         network_count: number of values of the network.
     """
 
     inputs: int
     network: NetworkFactory | None
     normalized: bool
+    layer_norm: bool = False
     network_count: int
 
     @property

@@ -226,16 +226,21 @@ class RecurrentFactory:
         return RecurrentModule(self.cell, self.sizes, "relu" if self.relu else "tanh", self.network)
 
 
-def network_size(sizes: tuple[int, ...], network: NetworkFactory | None, cell: Cell | None = None) -> int:
+def network_size(
+    sizes: tuple[int, ...],
+    network: NetworkFactory | None,
+    cell: Cell | None = None,
+    layer_norm: bool = False,
+) -> int:
     """Number of values of a network in its flat block: a perceptron of these widths, or the module of `network`.
 
-    With a `cell` it is that of the recurrent network with this encoder.
+    With a `cell` it is that of the recurrent network with this encoder. `layer_norm` is of a perceptron without a cell.
 
     Raises:
         ConfigurationError: the user's module is none that can be run (ASYNC017); see `check_module`.
     """
     if network is None:
-        return parameter_count(sizes) if cell is None else recurrent_count(sizes, cell)
+        return parameter_count(sizes, layer_norm=layer_norm) if cell is None else recurrent_count(sizes, cell)
     features = sizes[-1] if cell is None else cell.size
     if (known := numpy_network(network)) is not None:
         count = known.parameter_count(sizes[0], features)

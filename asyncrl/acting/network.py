@@ -91,7 +91,7 @@ class ActingNetwork:
         self.weights = np.zeros(layout.weight_count, np.float32)
         self._inputs, self._outputs, self._widest = inputs, layout.sizes[-1], max(layout.sizes)
         self._sizes = np.array(layout.sizes, np.int64)
-        self._relu, self._statistics = relu, layout.statistics
+        self._relu, self._layer_norm, self._statistics = relu, layout.layer_norm, layout.statistics
         self._to_inputs = NetworkInputs(spec)
         self._plain = layout.statistics is None and spec.observation_dtype != "uint8"
         self._reserve = np.empty((0, inputs), np.float32)
@@ -124,6 +124,11 @@ class ActingNetwork:
             return self.answer()
         self._observe(obs)
         return self._forward()
+
+    def inputs_of(self, obs: NDArray[Any]) -> NDArray[np.float32]:
+        """Inputs `[E, inputs]` of the network for `obs` `[E, *obs_shape]`; valid until the next call."""
+        self._observe(obs)
+        return self._x
 
     def of_all(self, observations: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
         """Values of the head for several arrays of observations, concatenated, in one forward pass; a fresh array."""
@@ -166,7 +171,7 @@ class ActingNetwork:
     def _forward(self) -> NDArray[np.float32]:
         """Values of the head for the input buffer; a fresh array."""
         out = np.empty((self._x.shape[0], self._outputs), np.float32)
-        mlp_forward(self._x, self.weights, self._sizes, self._relu, self._scratch, out)
+        mlp_forward(self._x, self.weights, self._sizes, self._relu, self._layer_norm, self._scratch, out)
         return out
 
     def __getstate__(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from asyncrl.acting.convolution_layers import (
     feature_count,
     section_layer,
 )
-from asyncrl.acting.layouts import ParameterReader
+from asyncrl.acting.layouts import LAYER_NORM_EPS, ParameterReader
 from asyncrl.envs.observations import Image
 
 Floats = NDArray[np.float32]
@@ -51,6 +51,7 @@ class NumpyNetwork:
         row_values: number of values of one observation; those of no image have a linear layer of their own.
         value_outputs: outputs of the value stream of a dueling network, 0 without.
         noisy: the layers after the convolutions have standard deviations for their weights.
+        layer_norm: see `images.ConvolutionalNetwork`.
     """
 
     images: tuple[tuple[int, Image, str], ...]
@@ -58,14 +59,19 @@ class NumpyNetwork:
     row_values: int
     value_outputs: int = 0
     noisy: bool = False
+    layer_norm: bool = False
 
     def parameter_count(self, inputs: int, outputs: int) -> int:
         """Length of the network's part of the flat block."""
-        count = sum(convolution_count(name, im.frames * im.channels) for _, im, name in self.images)
+        count = sum(
+            convolution_count(name, im.frames * im.channels, self.layer_norm) for _, im, name in self.images
+        )
+        norms = 2 if self.layer_norm else 0
         if others := self._other_values:
-            count += (others + 1) * VALUES_WIDTH
-        layers = sum((a + 1) * b for a, b in self._head(inputs, outputs))
-        return count + layers * (2 if self.noisy else 1)
+            count += (others + 1 + norms) * VALUES_WIDTH
+        head = self._head(inputs, outputs)
+        count += norms * sum(width for _, width in head[::2])
+        return count + sum((a + 1) * b for a, b in head) * (2 if self.noisy else 1)
 
     def noise_count(self, inputs: int, outputs: int) -> int:
         """Number of factors of the noise of one row: inputs and outputs of every noisy layer."""
@@ -88,6 +94,8 @@ class NumpyNetwork:
         streams = []
         for i in range(0, len(layers), 2):
             hidden = self._linear(features, left, layers[i][1], factors[2 * i : 2 * i + 2])
+            if self.layer_norm:
+                _normalise(hidden, left)
             hidden = np.maximum(hidden, 0, out=hidden)
             streams.append(self._linear(hidden, left, layers[i + 1][1], factors[2 * i + 2 : 2 * i + 4]))
         return streams[0] if len(streams) == 1 else np.concatenate(streams, axis=1)
@@ -119,12 +127,15 @@ class NumpyNetwork:
         parts = []
         for start, image, name in self.images:
             own = rows[:, :, start : start + image.values // self.frames]
-            pixels = _convolutions(name, _pixels(own, image), left)
+            pixels = _convolutions(name, _pixels(own, image), left, self.layer_norm)
             parts.append(pixels.transpose(0, 3, 1, 2).reshape(x.shape[0], -1))
         if self._other_values:
             others = np.ascontiguousarray(rows[:, :, self._others]).reshape(x.shape[0], -1)
             matrix, bias = left.take(VALUES_WIDTH, self._other_values), left.take(VALUES_WIDTH)
-            parts.append(np.maximum(others @ matrix.T + bias, 0))
+            values = others @ matrix.T + bias
+            if self.layer_norm:
+                _normalise(values, left)
+            parts.append(np.maximum(values, 0, out=values))
         return np.concatenate((*parts, x[:, end:]), axis=1)
 
     def _linear(self, x: Floats, left: ParameterReader, outputs: int, factors: list[Any]) -> Floats:
@@ -149,11 +160,22 @@ def _pixels(rows: Floats, image: Image) -> Floats:
     return np.ascontiguousarray(x).reshape(count, image.height, image.width, frames * channels)
 
 
-def _convolutions(name: str, x: Floats, left: ParameterReader) -> Floats:
+def _normalise(x: Floats, left: ParameterReader) -> None:
+    """Layer normalisation over the last axis of `x`, in place."""
+    gain, shift = left.take(x.shape[-1]), left.take(x.shape[-1])
+    x -= x.mean(axis=-1, keepdims=True)
+    x /= np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + np.float32(LAYER_NORM_EPS))
+    x *= gain
+    x += shift
+
+
+def _convolutions(name: str, x: Floats, left: ParameterReader, layer_norm: bool) -> Floats:
     """Convolutions `name` over pixels `[R, height, width, channels]`; a fresh array of the same order of axes."""
     if name != "impala":
         for layer in PLAIN[name]:
             x = _convolve(x, layer, left)
+            if layer_norm:
+                _normalise(x, left)
             np.maximum(x, 0, out=x)
         return x
     for channels in SECTIONS:

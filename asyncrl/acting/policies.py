@@ -19,6 +19,7 @@ from asyncrl.acting.modules import NetworkFactory, RecurrentFactory, make_acting
 from asyncrl.acting.network import NoisyActingNetwork
 from asyncrl.acting.network_policy import NetworkPolicy
 from asyncrl.acting.recurrent import Cell
+from asyncrl.acting.rescaling import return_of
 from asyncrl.acting.schedules import EpsilonSchedule
 from asyncrl.envs.observations import allowed_choice, mask_reader
 from asyncrl.interfaces import BoxAction, EnvSpec
@@ -46,6 +47,7 @@ class QLayout(NetworkLayout):
         atoms: N, outputs for one action; 1 for its value.
         noisy: weights have standard deviations; those of a module are among its parameters.
         cell: recurrent cell before the head, or None. Both streams of a dueling head are linear in its outputs.
+        layer_norm: the hidden layers of a plain perceptron are normalised before their ReLU (Ba et al. 2016).
     """
 
     inputs: int
@@ -57,6 +59,7 @@ class QLayout(NetworkLayout):
     network: NetworkFactory | None = None
     normalized: bool = False
     cell: Cell | None = None
+    layer_norm: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -71,7 +74,7 @@ class QLayout(NetworkLayout):
     def network_count(self) -> int:  # type: ignore[override]
         """Number of values of the network and its standard deviations, the first part of the block."""
         noisy = parameter_count(self.sizes[1:]) if self.noisy and self.network is None else 0
-        return network_size(self.sizes, self.network, self.cell) + noisy
+        return network_size(self.sizes, self.network, self.cell, self.layer_norm) + noisy
 
     @property
     def module(self) -> NetworkFactory | None:
@@ -102,6 +105,7 @@ class QPolicy(NetworkPolicy):
             step, while `greedy` and `q_values` use the means of the weights.
         support: `[layout.atoms]`, the return of each atom; the network's outputs are the logits of their
             probabilities. None if the outputs are returns of equal probability (quantiles).
+        rescaled: whether action values of the network are rescaled returns (R2D2).
     """
 
     def __init__(
@@ -110,6 +114,7 @@ class QPolicy(NetworkPolicy):
         layout: QLayout,
         epsilon: EpsilonSchedule | None = None,
         support: NDArray[np.float32] | None = None,
+        rescaled: bool = False,
     ) -> None:
         self._network = (
             NoisyActingNetwork(spec, layout)
@@ -117,7 +122,7 @@ class QPolicy(NetworkPolicy):
             else make_acting_network(spec, layout, cell=layout.cell)
         )
         self.layout, self.frame_stack = layout, spec.frame_stack
-        self.support = support
+        self.support, self.rescaled = support, rescaled
         self._mask = mask_reader(spec)
         self.epsilon = epsilon or EpsilonSchedule()
         self.weight_count = layout.weight_count
@@ -139,8 +144,20 @@ class QPolicy(NetworkPolicy):
             self.memory.forget(count)
 
     def q_values(self, obs: NDArray[Any]) -> NDArray[np.float32]:
-        """Action values `[E, num_actions]` of `obs` `[E, *obs_shape]`; a fresh array."""
-        return self._values(self._network(obs))
+        """Action values `[E, num_actions]` of `obs` `[E, *obs_shape]`, mean returns; a fresh array."""
+        values = self._values(self._network(obs))
+        return return_of(values) if self.rescaled else values
+
+    def values(self, obs: NDArray[Any]) -> NDArray[np.float32]:
+        """Largest value `[E]` of an action that no mask forbids."""
+        values: NDArray[np.float32] = self._allowed(self.q_values(obs), obs).max(axis=1)
+        return values
+
+    def _allowed(self, values: NDArray[np.float32], obs: NDArray[Any]) -> NDArray[np.float32]:
+        """Set the values `[E, num_actions]` of forbidden actions to minus infinity, in place."""
+        if self._mask is not None:
+            values[~self._mask(obs)] = -np.inf
+        return values
 
     def _values(self, out: NDArray[np.float32]) -> NDArray[np.float32]:
         """Action values `[E, num_actions]` from the head's values `[E, sizes[-1]]`."""
@@ -163,10 +180,7 @@ class QPolicy(NetworkPolicy):
 
     def greedy(self, obs: NDArray[Any]) -> NDArray[np.int64]:
         """The best action (the first of equals) `[E]` int64, counted from 0, of each observation `[E, *obs_shape]`."""
-        values = self.q_values(obs)
-        if self._mask is not None:
-            values[~self._mask(obs)] = -np.inf
-        return values.argmax(axis=1)
+        return self._allowed(self._values(self._network(obs)), obs).argmax(axis=1)
 
     def act(
         self, obs: NDArray[Any], rng: np.random.Generator, total_steps: int

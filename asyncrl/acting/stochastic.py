@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from asyncrl.acting.kernels import add_squashing, draw_choices, draw_gaussian
 from asyncrl.acting.layouts import NetworkLayout
+from asyncrl.acting.log_prob import categorical, gaussian, log_softmax, squashed_gaussian
 from asyncrl.acting.modules import NetworkFactory, RecurrentFactory, make_acting_network, network_size
 from asyncrl.acting.network import ActionBox, has_finite_bounds
 from asyncrl.acting.network_policy import NetworkPolicy
@@ -197,6 +198,27 @@ class StochasticPolicy(NetworkPolicy):
         ends = np.cumsum(self._choices)
         parts = [out[:, end - n : end].argmax(axis=1) for n, end in zip(self._choices, ends, strict=True)]
         return np.stack(parts, axis=1).reshape(rows, *self._shape)
+
+    def probabilities(self, obs: NDArray[Any]) -> list[NDArray[np.float32]]:
+        """Probabilities `[E, n]` of the n choices of each discrete component; those that a mask forbids are 0."""
+        assert not self._gaussian
+        parts = log_softmax(self.outputs(obs), self.layout.choices)
+        return [np.exp(part).astype(np.float32) for part in parts]
+
+    def log_prob(self, obs: NDArray[Any], action: NDArray[Any]) -> NDArray[np.float32]:
+        """Log probability `[E]` of `action` `[E, *act_shape]` in storage form, or its log density if it is real-valued.
+
+        A squashed Gaussian's is that of the action scaled to -1..1.
+        """
+        out, layout = self.outputs(obs), self.layout
+        rows = action.reshape(len(out), -1)
+        if not self._gaussian:
+            return categorical(out, rows, layout.choices)
+        log_std = self.weights[self._log_std]
+        if layout.squashed:
+            assert isinstance(layout.action, BoxAction)
+            return squashed_gaussian(out, rows, log_std, layout.action)
+        return gaussian(out, rows, log_std).astype(np.float32)
 
     def act(
         self, obs: NDArray[Any], rng: np.random.Generator, total_steps: int

@@ -70,8 +70,9 @@ class TrainedPolicy:
 
         Args:
             obs: one observation `[*obs_shape]` or a batch `[B, *obs_shape]`; of a Dict or Tuple space as the
-                environment returns it. With a frame stack `[k, *obs_shape]` or `[B, k, *obs_shape]`; if the policy is
-                not recurrent and `state` or `episode_start` is given, without the axis of k.
+                environment returns it; a batch is one of arrays `[B, ...]`, or a list of Dicts. With a frame stack
+                `[k, *obs_shape]` or `[B, k, *obs_shape]`; if the policy is not recurrent and `state` or
+                `episode_start` is given, without the axis of k.
             state: state from the last call, None where all episodes begin. Without a frame stack a policy that is not
                 recurrent ignores it.
             episode_start: `[B]` or one bool, whether `obs` is the first of an episode; ignored likewise.
@@ -85,39 +86,71 @@ class TrainedPolicy:
         Raises:
             ValueError: if `obs` or `state` has another shape.
         """
-        if isinstance(obs, Mapping) and obs and {str(key) for key in obs} <= self._views.keys():
+        if self._by_agent(obs):
             return self._predict_agents(obs, state, episode_start, deterministic)
+        batch, single = self._batch(obs, state, episode_start)
+        memory = memory_of(self.policy)
+        if memory is None and not deterministic:
+            self.policy.assign_streams(0, batch.shape[0], batch.shape[0])
+        if deterministic:
+            action = self.policy.greedy(batch)
+        else:
+            action, _ = self.policy.act(batch, self.rng, np.iinfo(np.int64).max)
+        after = memory.state if memory is not None else None
+        if self._keeps_stacks(state, episode_start):
+            after = batch
+        action = self._environment_form(action)
+        return (action[0], None if after is None else after[0]) if single else (action, after)
+
+    def _by_agent(self, obs: Any) -> bool:
+        """Whether these are observations by agent."""
+        return isinstance(obs, Mapping) and bool(obs) and {str(key) for key in obs} <= self._views.keys()
+
+    def _keeps_stacks(self, state: Any, episode_start: Any) -> bool:
+        """Whether the caller gives single observations, and their stacks as the state."""
+        stacked = self.policy.frame_stack > 1 and memory_of(self.policy) is None
+        return stacked and (state is not None or episode_start is not None)
+
+    def _batch(self, obs: Any, state: Any, episode_start: Any) -> tuple[NDArray[Any], bool]:
+        """Observations `[B, *obs_shape]` as the policy sees them, its recurrent state set, and whether one was given.
+
+        The arguments and the error are those of `predict`; not by agent.
+        """
         obs = rows_of(obs, self.spec) if self.spec.leaves else np.asarray(obs)
         frames, shape, memory = self.policy.frame_stack, self.spec.observation_shape, memory_of(self.policy)
-        if frames > 1 and memory is None and (state is not None or episode_start is not None):
-            return self._predict_frames(obs, state, episode_start, deterministic)
-        if frames > 1 and obs.shape == shape:
-            other = ", or state and episode_start: predict(obs, state=state, episode_start=done)"
-            raise ValueError(
-                f"obs must have shape {(frames, *shape)}, for the policy sees {frames} frames, got {shape}; give "
-                f"stacks{other if memory is None else ''}"
-            )
-        shape = shape if frames == 1 else (frames, *shape)
+        stacks = self._keeps_stacks(state, episode_start)
+        if frames > 1 and not stacks:
+            if obs.shape == shape:
+                other = ", or state and episode_start: predict(obs, state=state, episode_start=done)"
+                raise ValueError(
+                    f"obs must have shape {(frames, *shape)}, for the policy sees {frames} frames, got {shape}; "
+                    f"give stacks{other if memory is None else ''}"
+                )
+            shape = (frames, *shape)
         single = obs.shape == shape
         if not single and obs.shape[1:] != shape:
             wanted = ", ".join(map(str, ("B", *shape)))
             raise ValueError(f"obs must have shape {shape} or ({wanted}), got {obs.shape}")
         batch = obs[None] if single else obs
-        if memory is not None or not deterministic:
-            self.policy.assign_streams(0, batch.shape[0], batch.shape[0])
         if memory is not None:
+            self.policy.assign_streams(0, batch.shape[0], batch.shape[0])
             memory.state = next_states(memory.state, state, _begins(episode_start, batch.shape[0]))
-        if deterministic:
-            action = self.policy.greedy(batch)
-        else:
-            action, _ = self.policy.act(batch, self.rng, np.iinfo(np.int64).max)
-        action, after = self._environment_form(action), None if memory is None else memory.state
-        return (action[0], None if after is None else after[0]) if single else (action, after)
+        if stacks:
+            batch = next_stacks(state, batch, _begins(episode_start, batch.shape[0]), frames)
+        return batch, single
 
     def _predict_agents(
         self, obs: Mapping[Any, Any], state: Any, episode_start: Any, deterministic: bool
     ) -> tuple[dict[Any, Any], dict[Any, Any] | None]:
         """`predict` for observations by agent. An agent without a state begins an episode."""
+        actions, after = self.predict(*self._agents(obs, state, episode_start), deterministic)
+        by_agent = dict(zip(obs, actions, strict=True))
+        return by_agent, None if after is None else dict(zip(obs, after, strict=True))
+
+    def _agents(
+        self, obs: Mapping[Any, Any], state: Any, episode_start: Any
+    ) -> tuple[NDArray[Any], NDArray[Any] | None, Any]:
+        """Observations, states and episode starts by agent as arrays with an axis of the agents in front."""
         seen = [self._views[str(key)](own) for key, own in obs.items()]
         batch = np.stack([rows_of(one, self.spec) if self.spec.leaves else np.asarray(one) for one in seen])
         if isinstance(episode_start, Mapping):
@@ -126,19 +159,7 @@ class TrainedPolicy:
         if known := [state[key] for key in obs if key in state] if state is not None else []:
             episode_start = _begins(episode_start, len(obs)) | [key not in state for key in obs]
             rows = np.stack([state.get(key, known[0]) for key in obs])
-        actions, after = self.predict(batch, rows, episode_start, deterministic)
-        by_agent = dict(zip(obs, actions, strict=True))
-        return by_agent, None if after is None else dict(zip(obs, after, strict=True))
-
-    def _predict_frames(
-        self, obs: NDArray[Any], state: NDArray[Any] | None, episode_start: Any, deterministic: bool
-    ) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """`predict` for single observations, with their stacks as the state."""
-        single = obs.shape == self.spec.observation_shape
-        batch = obs[None] if single else obs
-        stacks = next_stacks(state, batch, _begins(episode_start, batch.shape[0]), self.policy.frame_stack)
-        action, _ = self.predict(stacks, deterministic=deterministic)
-        return (action[0], stacks[0]) if single else (action, stacks)
+        return batch, rows, episode_start
 
     def _environment_form(self, action: NDArray[Any]) -> NDArray[Any]:
         kind = self.spec.action

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import traceback
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ def actor_seeds(
     return [int(s) for s in for_envs.generate_state(num_envs)], np.random.default_rng(for_policy)
 
 
+TIMED_MASK = 63
+"""Every 64th row is timed, by its position: clocks are read in no other."""
 _SQUARE_FITS_FLOAT32 = 1e76
 """Bound for the sum of squared float64 rewards; below it each reward is finite, in float32 too."""
 
@@ -57,7 +60,16 @@ class Actor:
         state_was_read: whether a pickle of its state was loaded once as a test (`actor_state.py`).
     """
 
-    STATE = ("_rng", "_row", "_steps", "_first_row", "_first_obs", "_returns", "_began_at", "_stacks")
+    STATE: tuple[str, ...] = (
+        "_rng",
+        "_row",
+        "_steps",
+        "_first_row",
+        "_first_obs",
+        "_returns",
+        "_began_at",
+        "_stacks",
+    )
 
     def __init__(
         self,
@@ -145,11 +157,15 @@ class Actor:
             writer.obs[:, slot] = self._first_obs
         next_obs = writer.obs[:, next_slot]
         obs = self.streams.newest if self._stacks is None else self._stacks.array
+        timed = not position & TIMED_MASK
+        began = perf_counter_ns() if timed else 0
         actions, extras = self.policy.act(obs, self._rng, self._steps * self._num_actors)
+        acted = perf_counter_ns() if timed else 0
         try:
             events = self.streams.step(actions, next_obs, self._rewards)
         except BaseException as error:
             raise self._explain(error, actions) from error
+        stepped = perf_counter_ns() if timed else 0
         self._refuse_non_finite(self.streams.newest, actions)
         writer.action[:, slot] = actions
         for name, values in extras.items():
@@ -157,6 +173,8 @@ class Actor:
         if self._stacks is not None or self._memory is not None:
             self._begin_episodes(events)
         self._publish(slot, events)
+        if timed:
+            writer.add_times(acted - began, stepped - acted, perf_counter_ns() - stepped)
         return True
 
     def _publish(self, slot: int, events: Events) -> None:

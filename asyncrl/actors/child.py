@@ -35,7 +35,7 @@ from asyncrl.shm.unnamed_file import unnamed_file
 
 _EXIT_SECONDS = 1.0
 """Time limit for a process to end after it has closed its socket, in seconds; then it is killed."""
-_LOOK_SECONDS = 0.1
+_CHECK_SECONDS = 0.1
 _CRASH_MARK = "Fatal Python error: "
 
 
@@ -150,7 +150,7 @@ class Child:
         clock, waited = AwakeClock(), 0.0
         while not self._frames and self.exited is None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(_LOOK_SECONDS, limit_seconds)):
+                async with asyncio.timeout(min(_CHECK_SECONDS, limit_seconds)):
                     await self._news.wait()
             waited += clock.advance()
             if waited > limit_seconds and not self._frames and self.exited is None:
@@ -198,7 +198,9 @@ class Child:
 
     async def python_stack(self) -> str:
         """Return the Python stacks of its threads, most recent call first, even if it hangs; "" if not available."""
-        return await self._stack.asked(lambda: self._server.signal(self.pid, signal.SIGUSR1, group=False))
+        return await self._stack.written_after(
+            lambda: self._server.signal(self.pid, signal.SIGUSR1, group=False)
+        )
 
     def _on_readable(self) -> None:
         self._frames.extend(self._reader.frames())
@@ -249,11 +251,11 @@ class StackFile:
         """Close the file; idempotent."""
         self._file.close()
 
-    async def asked(self, ask: Callable[[], None]) -> str:
-        """Call `ask` and return what is written within half a second; "" if nothing is, or the file is closed."""
+    async def written_after(self, request: Callable[[], None]) -> str:
+        """Call `request` and return what is written within half a second; "" if nothing is, or the file is closed."""
         file = self._file.fileno()
         before = size = os.fstat(file).st_size
-        ask()
+        request()
         for _ in range(50):
             await asyncio.sleep(0.01)
             if self._file.closed:  # the process died meanwhile

@@ -34,7 +34,7 @@ class RemoteEvaluator:
 
     Args:
         server: fork server that forks it.
-        source: the environment.
+        source: the environment, whose `levels` are played if it has some.
         spec: its spec.
         policy_bytes: pickled `Policy`.
         seed: together with the key of an evaluation, the seed of its episodes.
@@ -47,8 +47,10 @@ class RemoteEvaluator:
         max_seconds: time limit of an evaluation, after which its episodes are cut; None for no limit.
         cut_episodes: number of episodes of the last evaluation that were cut by one of the two limits.
         success_rate: fraction of its episodes that ended in success; None where `info` does not say.
+        level_returns: mean return of each of its levels by name, of several agents the sum; empty without levels.
         finished_episodes: number of finished episodes of the current evaluation, about a second ago.
         agents: names of several agents, in the order of their returns; empty for one agent.
+        levels: names of the levels; one without a name if there is a single environment.
     """
 
     def __init__(
@@ -67,7 +69,9 @@ class RemoteEvaluator:
         self._limits = limits or ProcessLimits()
         self._budget = RestartBudget(self._limits.max_restarts)
         self._restarts = 0
-        self._plan = pickle.dumps(EvaluatorPlan(source, policy_bytes, max_envs))
+        names, sources = zip(*(source.levels or (("", source),)), strict=True)
+        self.levels: tuple[str, ...] = names
+        self._plan = pickle.dumps(EvaluatorPlan(sources, policy_bytes, max_envs))
         self._name = spec.name
         self.agents = tuple(agent.name for agent in spec.agents)
         self._seed = seed
@@ -75,6 +79,7 @@ class RemoteEvaluator:
         self.max_seconds: float | None = None
         self.cut_episodes = self.finished_episodes = 0
         self.success_rate: float | None = None
+        self.level_returns: dict[str, float] = {}
         self._warned = False
         self._child: Child | None = None
         self._mailbox: WeightMailbox | None = None
@@ -88,17 +93,17 @@ class RemoteEvaluator:
     async def evaluate(
         self, weights: NDArray[np.float32], episodes: int, key: tuple[int, ...] = ()
     ) -> Episodes:
-        """Play exactly `episodes` episodes with `weights`; concurrent requests take turns.
+        """Play exactly `episodes` episodes of every level with `weights`; concurrent requests take turns.
 
         Args:
             weights: flat float32 `[weight_count]`, contiguous; copied before the first suspension.
             episodes: number of episodes, at least 1.
             key: non-negative integers that select the episodes: the same key plays the same episodes in every run with
-                this seed, regardless of other evaluations.
+                this seed, regardless of other evaluations. All levels have the same seeds.
 
         Returns:
             Undiscounted returns, float64 `[episodes]` or of several agents `[episodes, N]`, and lengths in steps, int64
-            `[episodes]`; after `max_seconds` only those of episodes that had begun.
+            `[episodes]`; after `max_seconds` only those of episodes that had begun. Levels follow one another.
 
         Raises:
             AsyncRLError: the environment failed or hung (`EnvironmentHung`).
@@ -115,7 +120,7 @@ class RemoteEvaluator:
                 "max_steps": self._max_steps,
             }
             end = None if self.max_seconds is None else time.monotonic() + self.max_seconds
-            return await self._with_restarts(lambda: self._play(weights, request, end))
+            return await self._with_restarts(lambda: self._play_levels(weights, request, end))
 
     async def start(self, weight_count: int) -> None:
         """Fork the process and wait until it is ready, so that the first evaluation does not wait."""
@@ -131,26 +136,35 @@ class RemoteEvaluator:
             self._mailbox.close()
             self._mailbox = None
 
-    async def _play(
+    async def _play_levels(
         self, weights: NDArray[np.float32], request: dict[str, Any], end: float | None
     ) -> Episodes:
         """Make one attempt; `end`, on the monotonic clock, is the deadline of all attempts together."""
         child = await self._running(weights.shape[0])
         assert self._mailbox is not None
         self._mailbox.publish(weights)
-        self.finished_episodes = 0
-        left = None if end is None else max(0.0, end - time.monotonic())
-        child.send({**request, "max_seconds": left})
-        answer = await self._answer(self._returns_of(child))
-        self.cut_episodes, self.success_rate = answer["cut"], answer["success_rate"]
-        self._warn_of_cut(len(answer["returns"]))
-        return answer["returns"], answer["lengths"]
+        answers: list[dict[str, Any]] = []
+        for level in range(len(self.levels)):
+            self.finished_episodes = sum(len(answer["returns"]) for answer in answers)
+            left = None if end is None else max(0.0, end - time.monotonic())
+            child.send({**request, "max_seconds": left, "level": level})
+            answers.append(await self._answer(self._returns_of(child, self.finished_episodes)))
+        returns, lengths = (
+            np.concatenate([answer[name] for answer in answers]) for name in ("returns", "lengths")
+        )
+        self.cut_episodes = sum(answer["cut"] for answer in answers)
+        rates = [answer["success_rate"] for answer in answers if answer["success_rate"] is not None]
+        self.success_rate = sum(rates) / len(rates) if rates else None
+        means = [float(answer["returns"].sum() / max(1, len(answer["returns"]))) for answer in answers]
+        self.level_returns = dict(zip(self.levels, means, strict=True)) if self.levels[0] else {}
+        self._warn_of_cut(len(returns))
+        return returns, lengths
 
-    async def _returns_of(self, child: Child) -> dict[str, Any]:
+    async def _returns_of(self, child: Child, finished_before: int) -> dict[str, Any]:
         """Return the answer to a request; skip the "alive" frames, which arrive about once a second."""
         try:
             while (frame := await child.receive_within(self._limits.step_timeout_seconds))["kind"] == "alive":
-                self.finished_episodes = frame["episodes"]
+                self.finished_episodes = finished_before + frame["episodes"]
         except ChildSilent as silent:
             raise evaluation_hung(self._name, silent.seconds, silent.stack) from None
         return frame

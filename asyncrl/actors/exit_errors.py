@@ -59,7 +59,7 @@ def actor_killed(
         facts["memory of the machine"] = (
             f"{memory.available / _GIB:.2f} GiB free of {memory.total / _GIB:.2f} GiB"
         )
-        fix = "if nobody sent it, the kernel did, for want of memory: lower num_actors or envs_per_actor"
+        fix = "unless somebody sent it, memory ran out: lower num_actors or envs_per_actor"
         if memory.available < _SCARCE * memory.total or exit.max_rss_bytes > memory.total / 2:
             facts["looks like"] = "out of memory"
     return ActorKilled(f"{who} {how_it_ended(exit.status)}{again}.", facts=facts, fix=fix)

@@ -39,8 +39,8 @@ from asyncrl.actors.guardian import (
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Variables set to 1 in every child, regardless of the main process: parallelism is by actors."""
-_LOOK_MILLISECONDS = 1000
-"""Interval at which the server looks for children that have ended without a SIGCHLD that it has heard."""
+_CHECK_MILLISECONDS = 1000
+"""Interval at which the server checks for ended children of which it received no SIGCHLD."""
 _CRASHED = 70
 
 
@@ -94,7 +94,7 @@ class _Server:
         for fd in (self._control.fileno(), self._wake_read):
             poller.register(fd, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poller.poll(_LOOK_MILLISECONDS)}
+            ready = {fd for fd, _ in poller.poll(_CHECK_MILLISECONDS)}
             if self._wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)

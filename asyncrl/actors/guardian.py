@@ -32,8 +32,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _CRASHED = 70
 _END_SECONDS = 3.0
-_LOOK_SECONDS = 0.5
-"""Interval at which the guardian looks whether the main process has ended."""
+_CHECK_SECONDS = 0.5
+"""Interval at which the guardian checks whether the main process has ended."""
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -88,7 +88,7 @@ def _wait_for(server: int, main: int) -> int:
         if pid == 0:
             if os.getppid() != main:
                 os.kill(server, signal.SIGKILL)
-            select.select([wake_read], [], [], _LOOK_SECONDS)
+            select.select([wake_read], [], [], _CHECK_SECONDS)
             with contextlib.suppress(BlockingIOError):
                 os.read(wake_read, 4096)
 

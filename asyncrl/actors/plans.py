@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asyncrl.envs.source import EnvSource
+from asyncrl.interfaces import SelfPlay
 from asyncrl.shm.requests import RequestLayout
 from asyncrl.shm.ring import RingLayout
 
@@ -21,9 +22,10 @@ class PoolPlan:
         source: the environment.
         policy: pickled `Policy`.
         layout: layout of every ring.
-        num_actors: number of actors.
+        num_actors: number of actors; 0 for a run on a dataset.
         seed: seed of the run, from which those of actors, lives and environments are derived.
         requests: layout of every request block if an inference server runs the network, else None.
+        self_play: opponents of agents, None if all agents act with the newest weights.
         among: index of the first actor among the actors of all groups, and their number; None for (0, `num_actors`).
             Exploration differs along these indices.
     """
@@ -35,10 +37,11 @@ class PoolPlan:
     seed: int
     requests: RequestLayout | None = None
     among: tuple[int, int] | None = None
+    self_play: SelfPlay | None = None
 
     def __post_init__(self) -> None:
-        if self.num_actors < 1:
-            raise ValueError(f"num_actors must be at least 1, got {self.num_actors}")
+        if self.num_actors < 0:
+            raise ValueError(f"num_actors must be at least 0, got {self.num_actors}")
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,11 @@ class EvaluatorPlan:
     """Plan of an evaluator; sent pickled.
 
     Attributes:
-        source: the environment.
+        sources: the environment of every level; the first is built before the process is ready.
         policy: pickled `Policy`.
-        max_envs: largest number of environments to build.
+        max_envs: largest number of environments to build for a level.
     """
 
-    source: EnvSource
+    sources: tuple[EnvSource, ...]
     policy: bytes
     max_envs: int

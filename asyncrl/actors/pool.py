@@ -16,13 +16,14 @@ import pickle
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 from asyncrl.actors.child import Child, ChildDied
 from asyncrl.actors.connections import Connections
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.limits import AwakeClock, ProcessLimits, RestartBudget
 from asyncrl.actors.plans import QUIT, SPACE, ActorPlan, PoolPlan
-from asyncrl.actors.statistics import ActorStatistics
+from asyncrl.actors.statistics import ActorStatistics, StepTimes
 from asyncrl.actors.supervised import SupervisedActor
 from asyncrl.errors import AsyncRLError, RingCorrupt
 from asyncrl.shm.ring import RingReader
@@ -50,6 +51,7 @@ class ActorPool:
 
     Attributes:
         rings: reading end of every actor's ring; available before `start`.
+        step_times: times of an environment step.
 
     Raises:
         SharedMemoryTooSmall: the rings do not fit (ASYNC008).
@@ -77,6 +79,7 @@ class ActorPool:
         self._closing = False
         self._segments = _ring_segments(plan)
         self.rings = tuple(RingReader(segment, plan.layout) for segment in self._segments)
+        self.step_times = StepTimes(self.rings)
         self._actors = [
             SupervisedActor(
                 i,
@@ -102,6 +105,7 @@ class ActorPool:
         for actor in self._actors:
             self._spawn(self._supervise(actor), f"actor {actor.index}")
         self._spawn(self._watch(), "actor heartbeats")
+        self._set_started()  # at once if there are none
         await self._started
 
     def wake(self, index: int) -> None:
@@ -152,20 +156,20 @@ class ActorPool:
             for a in self._actors
         )
 
-    def episodes(self) -> Iterator[tuple[int, float | list[float], int, int]]:
+    def episodes(self) -> Iterator[tuple[Any, ...]]:
         """Yield the episodes finished since the last call: index, undiscounted return, length in steps, success.
 
-        The return of an environment of several agents is a list with that of each.
+        The return of an environment of several agents is a list with that of each. In self-play the opponents follow:
+        updates of their version, -1 without, and index of the learning agent.
         """
         for actor in self._actors:
-            actor.episodes_seen, returns, lengths, successes = actor.ring.episodes_since(actor.episodes_seen)
-            columns = (returns.tolist(), lengths.tolist(), successes.tolist())
-            for returned, length, success in zip(*columns, strict=True):
-                yield actor.index, returned, length, success
+            actor.episodes_seen, *columns = actor.ring.episodes_since(actor.episodes_seen)
+            for episode in zip(*(column.tolist() for column in columns), strict=True):
+                yield actor.index, *episode
 
     def wait_seconds(self) -> float:
         """Seconds that an actor has slept waiting for grants, over all its lives, averaged over actors."""
-        return sum(int(ring.header[WAIT_NS]) for ring in self.rings) / (1e9 * len(self.rings))
+        return sum(int(ring.header[WAIT_NS]) for ring in self.rings) / (1e9 * max(1, len(self.rings)))
 
     def exploration_rate(self) -> float | None:
         """Mean exploration rate over the actors that have made steps, None before the first."""

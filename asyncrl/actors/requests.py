@@ -9,7 +9,7 @@ from typing import Any
 
 READY = -1
 """Tag of the implicit request to every server: to import everything and send "ready"."""
-_LOOK_SECONDS = 0.25
+_CHECK_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Requests:
 
     def look_seconds(self) -> float:
         """Interval for calls of `overdue` while there are requests, in seconds."""
-        return min(_LOOK_SECONDS, min(request.limit_seconds for request in self._open.values()) / 4)
+        return min(_CHECK_SECONDS, min(request.limit_seconds for request in self._open.values()) / 4)
 
     def fail(self, error: Exception) -> None:
         """Remove all requests and set the error in their futures."""

@@ -24,13 +24,14 @@ applies depends on the machine, but the results of training must not, so there a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.network_policy import ServedPolicy, own_weights
-from asyncrl.actors.actor import Actor
+from asyncrl.actors.actor import TIMED_MASK, Actor
 from asyncrl.actors.streams import Events, Streams
 from asyncrl.shm.requests import ActorRequests
 from asyncrl.shm.ring import RingWriter
@@ -60,7 +61,7 @@ class ServedActor(Actor):
         super().__init__(streams, policies[0], writer, mailbox, **identity)
         self.requests = requests
         self._parts = requests.layout.slices
-        self._asked = [False] * len(self._parts)
+        self._requested = [False] * len(self._parts)
         self._part = 0
         self._held_versions = [0] * len(self._parts)
         self._versions: list[tuple[int, int]] = []
@@ -97,7 +98,7 @@ class ServedActor(Actor):
     @property
     def waits_for(self) -> int | None:
         """Index of the next part to step, if its request was sent; None if a grant is missing."""
-        return self._part if self._asked[self._part] else None
+        return self._part if self._requested[self._part] else None
 
     def step(self) -> bool:
         """Make the answered parts of a row, and publish it after the last.
@@ -112,24 +113,24 @@ class ServedActor(Actor):
             writer.obs[:, slot] = self._first_obs
         resets = self._first_row and position > 0
         for part in range(self._part, len(self._parts)):
-            self._ask(part, slot)
+            self._request(part, slot)
         while self._part < len(self._parts):
             part = self._part
             if not self.requests.answered(part):
                 return False
-            self._asked[part] = False
+            self._requested[part] = False
             self._take_version(part)
             if not resets:
                 self._step_part(part, slot, next_slot)
                 if writer.granted >= position + 3:
-                    self._ask(part, next_slot)
+                    self._request(part, next_slot)
             self._part += 1
         self._finish_row(slot, next_slot, resets)
         return True
 
-    def _ask(self, part: int, slot: int) -> None:
-        if not self._asked[part]:
-            self._asked[part] = True
+    def _request(self, part: int, slot: int) -> None:
+        if not self._requested[part]:
+            self._requested[part] = True
             self.requests.ask(part, slot)
 
     def _take_version(self, part: int) -> None:
@@ -145,14 +146,20 @@ class ServedActor(Actor):
         writer, rows, policy = self.writer, self._parts[part], self.policies[part]
         next_obs = writer.obs[:, next_slot]
         obs = writer.obs[rows, slot] if self._stacks is None else self._stacks.array[rows]
+        timed = not writer.published & TIMED_MASK
+        began = perf_counter_ns() if timed else 0
         actions, extras = policy.act(obs, self._rng, self._steps * self._num_actors)
+        acted = perf_counter_ns() if timed else 0
         writer.action[rows, slot] = actions
         for name, values in extras.items():
             writer.extras[name][rows, slot] = values
+        written = perf_counter_ns() if timed else 0
         try:
             events = self.streams.step(actions, next_obs, self._rewards, rows.start)
         except BaseException as error:
             raise self._explain(error, writer.action[:, slot]) from error
+        if timed:
+            writer.add_times(acted - began, perf_counter_ns() - written, written - acted, rows=0)
         self._events.append(events)
         if self._stacks is not None:
             self._begin_episodes(events, rows)
@@ -171,7 +178,11 @@ class ServedActor(Actor):
         self._refuse_non_finite(self.streams.newest, writer.action[:, slot])
         events: Events = self._events[0] if len(self._events) == 1 else np.concatenate(self._events)
         self._events = []
+        timed = not writer.published & TIMED_MASK
+        began = perf_counter_ns() if timed else 0
         self._publish(slot, events)
+        if timed:
+            writer.add_times(0, 0, perf_counter_ns() - began)
 
     def _exploration_rate(self) -> float:
         counts = [part.stop - part.start for part in self._parts]

@@ -6,7 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from asyncrl.interfaces import Metrics
+from asyncrl.shm.ring import RingReader
+from asyncrl.shm.ring_layout import ENV_NS, INFERENCE_NS, STEPS, TIMED_ROWS, WAIT_NS, WRITE_NS
 
 
 @dataclass(frozen=True)
@@ -42,9 +47,51 @@ class ActorStatistics:
     wait_seconds: float = 0.0
 
 
+class StepTimes:
+    """Mean times of an environment step over all actors; one reader.
+
+    The parts of a step are measured in every 64th row, waiting in all. A part keeps its last mean while no row was
+    timed, as environments may be slow.
+
+    Args:
+        rings: the actors' rings.
+    """
+
+    def __init__(self, rings: Sequence[RingReader]) -> None:
+        self._rings = tuple(rings)
+        self._before = self._totals()
+        self._means: Metrics = {}
+
+    def statistics(self) -> Metrics:
+        """Means since the last call by public name; none before the first row was timed."""
+        now = self._totals()
+        grown = np.maximum(0, now - self._before)
+        parts, timed_steps, waited, steps = grown[:3], int(grown[3]), grown[4], int(grown[5])
+        if timed_steps and steps:
+            self._before = now
+            names = ("inference", "env", "write")
+            means: Metrics = {
+                f"time/step_{name}_seconds": float(part) / 1e9 / timed_steps
+                for name, part in zip(names, parts, strict=True)
+            }
+            self._means = {**means, "time/step_wait_seconds": float(waited) / 1e9 / steps}
+        return self._means
+
+    def _totals(self) -> NDArray[np.int64]:
+        """Nanoseconds of inference, environments and writing, steps in timed rows, nanoseconds waited, steps."""
+        totals = np.zeros(6, np.int64)
+        for ring in self._rings:
+            words = ring.header[[INFERENCE_NS, ENV_NS, WRITE_NS, TIMED_ROWS, WAIT_NS, STEPS]]
+            words[3] *= ring.environments
+            totals += words
+        return totals
+
+
 def over_actors(actors: Sequence[ActorStatistics]) -> Metrics:
-    """Numbers over all actors by public name."""
-    count = max(1, len(actors))
+    """Numbers over all actors by public name; none without actors."""
+    count = len(actors)
+    if not count:
+        return {}
     return {
         "time/total_timesteps": sum(actor.env_steps for actor in actors),
         "async/actor_wait_fraction": math.fsum(actor.wait_fraction for actor in actors) / count,

@@ -20,7 +20,7 @@ from asyncrl.shm.ring import PUBLISHED, RingReader
 
 MEMORY_CHECK_SECONDS = 1.0
 """Interval at which an actor's private memory is compared with its limit."""
-_LOOK_SECONDS = 0.002
+_CHECK_SECONDS = 0.002
 
 
 class SupervisedActor:
@@ -70,7 +70,7 @@ class SupervisedActor:
         self.ended = False
         self.first_incarnation = 0
         self.first_state: bytes | None = None
-        self._asked: asyncio.Future[dict[str, Any] | None] | None = None
+        self._state_frame: asyncio.Future[dict[str, Any] | None] | None = None
 
     @property
     def log(self) -> Path | None:
@@ -89,12 +89,12 @@ class SupervisedActor:
 
     def ask_state(self) -> asyncio.Future[dict[str, Any] | None]:
         """Send SAVE; return a future of the actor's state frame, which is None if it is not ready or dies."""
-        self._asked = asyncio.get_running_loop().create_future()
+        self._state_frame = asyncio.get_running_loop().create_future()
         if self.ready and self.alive and self.child is not None:
             self.child.send_bytes(SAVE)
         else:
-            self._asked.set_result(None)
-        return self._asked
+            self._state_frame.set_result(None)
+        return self._state_frame
 
     async def listen(self, child: Child) -> None:
         """Receive the frames of a working actor until it ends. Raises `ChildDied` or the error that it sent."""
@@ -105,8 +105,8 @@ class SupervisedActor:
             self._answer(None)
 
     def _answer(self, frame: dict[str, Any] | None) -> None:
-        if self._asked is not None and not self._asked.done():
-            self._asked.set_result(frame)
+        if self._state_frame is not None and not self._state_frame.done():
+            self._state_frame.set_result(frame)
 
     @property
     def alive(self) -> bool:
@@ -147,7 +147,7 @@ class SupervisedActor:
             child.kill()
 
     def _check_memory(self, awake_seconds: float, limit_bytes: int | None) -> None:
-        """Kill it if its private memory exceeds the limit; looks every `MEMORY_CHECK_SECONDS`."""
+        """Kill it if its private memory exceeds the limit; checks every `MEMORY_CHECK_SECONDS`."""
         self._since_memory_check += awake_seconds
         if limit_bytes is None or self._since_memory_check < MEMORY_CHECK_SECONDS:
             return
@@ -238,11 +238,11 @@ async def states_of(
         while not actor.ring.reached(position):
             if actor.ended or time.monotonic() >= end:
                 return None, f"actor {actor.index} did not reach row {position:,}"
-            await asyncio.sleep(_LOOK_SECONDS)
-    asked = [actor.ask_state() for actor in actors]
-    await asyncio.wait(asked, timeout=max(0.0, end - time.monotonic()))
+            await asyncio.sleep(_CHECK_SECONDS)
+    frames = [actor.ask_state() for actor in actors]
+    await asyncio.wait(frames, timeout=max(0.0, end - time.monotonic()))
     states: list[bytes] = []
-    for actor, position, answer in zip(actors, positions, asked, strict=True):
+    for actor, position, answer in zip(actors, positions, frames, strict=True):
         frame = answer.result() if answer.done() else None
         if frame is None or frame["published"] != position:
             return None, f"actor {actor.index} did not answer"

@@ -29,13 +29,15 @@ from asyncrl.actors.actor_state import restore_actor, state_frame
 from asyncrl.actors.episodes import EpisodePlayer
 from asyncrl.actors.frames import receive_frame, send_frame
 from asyncrl.actors.plans import QUIT, SAVE, ActorPlan, EvaluatorPlan
+from asyncrl.actors.self_play import PolicyWithOpponents, SelfPlayActor
 from asyncrl.actors.served_actor import ServedActor
-from asyncrl.actors.streams import make_streams
+from asyncrl.actors.streams import AgentStreams, make_streams
 from asyncrl.envs.checks import success_rate
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import TRACEBACK_LIMIT, AsyncRLError, describe_error, printable, shown
 from asyncrl.protocols import Policy
 from asyncrl.shm.doorbell import DoorbellWriter
+from asyncrl.shm.past_weights import PastWeights
 from asyncrl.shm.requests import ActorRequests
 from asyncrl.shm.ring import RUNNING, STARTING, WAITING_FOR_GRANT, RingWriter
 from asyncrl.shm.segment import Segment
@@ -133,7 +135,6 @@ def _play_actor(plan: ActorPlan, channel: socket.socket, fds: dict[str, int]) ->
 def _make_actor(plan: ActorPlan, writer: RingWriter, fds: dict[str, int]) -> Actor:
     pool, layout = plan.pool, plan.pool.layout
     policy: Policy = pickle.loads(pool.policy)
-    mailbox = WeightMailbox.attach(fds["weights"], policy.weight_count, writable=False)
     streams = make_streams(pool.source, layout.spec, layout.num_envs)
     identity = {
         "index": plan.index,
@@ -141,16 +142,27 @@ def _make_actor(plan: ActorPlan, writer: RingWriter, fds: dict[str, int]) -> Act
         "seed": pool.seed,
         "incarnation": plan.incarnation,
     }
-    if pool.requests is None:
-        actor = Actor(streams, policy, writer, mailbox, **identity)
+    actor: Actor
+    if pool.self_play is not None:
+        assert isinstance(streams, AgentStreams), "a run checks that there are several agents"
+        opponents = [pickle.loads(pool.policy) for _ in range(pool.self_play.environments)]
+        both = PolicyWithOpponents(policy, opponents, layout.spec.num_agents)
+        past = PastWeights.attach_for(fds["weights"], policy.weight_count, pool.self_play)
+        actor = SelfPlayActor(streams, both, writer, past, pool.self_play, **identity)
+    elif pool.requests is None:
+        actor = Actor(streams, policy, writer, _mailbox_of(policy, fds), **identity)
     else:
         policies = [pickle.loads(pool.policy) for _ in pool.requests.slices]
         bell = DoorbellWriter.attach(fds["server_bell"], fds["server_bell_pipe"])
         requests = ActorRequests(Segment.attach(fds["requests"], pool.requests.arrays()), pool.requests, bell)
-        actor = ServedActor(streams, policies, writer, mailbox, requests, **identity)
+        actor = ServedActor(streams, policies, writer, _mailbox_of(policy, fds), requests, **identity)
     if pool.among is not None:
         actor.place_among(*pool.among)
     return actor
+
+
+def _mailbox_of(policy: Policy, fds: dict[str, int]) -> WeightMailbox:
+    return WeightMailbox.attach(fds["weights"], policy.weight_count, writable=False)
 
 
 def _step_until_quit(actor: Actor, commands: _Commands) -> None:
@@ -204,7 +216,7 @@ def _play_trial(plan: tuple[EnvSource, float], channel: socket.socket, fds: dict
 def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, int]) -> None:
     policy: Policy = pickle.loads(plan.policy)
     policy.assign_streams(0, 1, 1)
-    mailbox = WeightMailbox.attach(fds["weights"], policy.weight_count, writable=False)
+    mailbox = _mailbox_of(policy, fds)
     due = time.monotonic() + _ALIVE_SECONDS
 
     def alive(finished_episodes: int) -> None:
@@ -213,13 +225,17 @@ def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, 
             due = now + _ALIVE_SECONDS
             send_frame(channel, {"kind": "alive", "episodes": finished_episodes})
 
-    player = EpisodePlayer(plan.source, policy, plan.max_envs, alive)
+    players = {0: EpisodePlayer(plan.sources[0], policy, plan.max_envs, alive)}
     weights, version = np.empty(policy.weight_count, np.float32), 0
     send_frame(channel, {"kind": "ready"})
     while (received := receive_frame(channel)) is not None:
         request, _ = received
         version = mailbox.refresh(weights, version)
         policy.load_weights(weights)
+        level = request.pop("level")
+        if level not in players:
+            players[level] = EpisodePlayer(plan.sources[level], policy, plan.max_envs, alive)
+        player = players[level]
         returns, lengths = player.play(**request)
         send_frame(
             channel,
@@ -231,7 +247,8 @@ def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, 
                 "success_rate": success_rate(player.successes),
             },
         )
-    player.close()
+    for player in players.values():
+        player.close()
 
 
 _ROLES: dict[str, Callable[[Any, socket.socket, dict[str, int]], None]] = {

@@ -8,18 +8,26 @@ from asyncrl.algorithms.registry import ALGORITHMS as ALGORITHMS
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.a2c import A2C as A2C
+    from asyncrl.algorithms.bc import BC as BC
     from asyncrl.algorithms.c51 import C51 as C51
     from asyncrl.algorithms.crossq import CrossQ as CrossQ
     from asyncrl.algorithms.ddpg import DDPG as DDPG
     from asyncrl.algorithms.dqn import DQN as DQN
     from asyncrl.algorithms.impala import IMPALA as IMPALA
+    from asyncrl.algorithms.iql import IQL as IQL
+    from asyncrl.algorithms.maddpg import MADDPG as MADDPG
+    from asyncrl.algorithms.mappo import MAPPO as MAPPO
     from asyncrl.algorithms.ppo import PPO as PPO
+    from asyncrl.algorithms.pqn import PQN as PQN
+    from asyncrl.algorithms.qmix import QMIX as QMIX
     from asyncrl.algorithms.qrdqn import QRDQN as QRDQN
     from asyncrl.algorithms.r2d2 import R2D2 as R2D2
     from asyncrl.algorithms.rainbow import Rainbow as Rainbow
     from asyncrl.algorithms.sac import SAC as SAC
     from asyncrl.algorithms.td3 import TD3 as TD3
+    from asyncrl.algorithms.td3bc import TD3BC as TD3BC
     from asyncrl.algorithms.tqc import TQC as TQC
+    from asyncrl.algorithms.vdn import VDN as VDN
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Check of an environment's action space against those that an algorithm supports (ASYNC005)."""
+"""Checks of an environment's action space and number of agents against what an algorithm supports (ASYNC005)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,29 @@ def unbounded(action: ActionSpec) -> int | None:
 
 
 def supported_algorithms(spec: EnvSpec) -> str:
-    """Names of the algorithms that support `spec`, or "none of this version"."""
+    """Names of the algorithms with actors that support `spec`, or "none of this version"."""
     endless, pictures = unbounded(spec.action) is not None, choose_network("auto", spec) is not None
     names = [
         name
         for name, record in ALGORITHMS.items()
         if isinstance(spec.action, record.action_kinds)
+        and getattr(record, "update_loop", "") != "dataset"
         and not (endless and record.needs_bounds)
         and (getattr(record, "takes_images", True) or not pictures)
+        and (spec.num_agents > 1 or not getattr(record, "needs_agents", False))
     ]
     return ", ".join(sorted(names)) or "none of this version"
+
+
+def check_agents(record: Restricted, spec: EnvSpec) -> None:
+    """Refuse an environment of one agent for an algorithm that trains several together. Raises `SpacesDoNotFit`."""
+    if spec.num_agents == 1:
+        raise SpacesDoNotFit(
+            f"{record.name} trains the agents of an environment together and needs at least two, and {spec.name} has "
+            "one",
+            facts={"algorithms that fit": supported_algorithms(spec)},
+            fix="choose one of these, or an environment of several agents, with PettingZoo's parallel API",
+        )
 
 
 def check_action_space(record: Restricted, spec: EnvSpec, option: str | None = None) -> None:

@@ -11,36 +11,21 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.acting.network import NetworkInputs
 from asyncrl.acting.stochastic import ActorLayout
-from asyncrl.algorithms.normalization import PublishedMoments, RunningMoments
-from asyncrl.envs.observations import mask_reader
-from asyncrl.interfaces import RESET, EnvSpec
+from asyncrl.algorithms.segment_networks import SegmentNetworks
+from asyncrl.interfaces import EnvSpec
 from asyncrl.networks.architecture import Architecture, Network
 from asyncrl.networks.distributions import categorical, categorical_log_prob, diagonal_gaussian
-from asyncrl.networks.flat_vector import FlatVector, Moments
 from asyncrl.networks.graph import Kept
-from asyncrl.networks.optimizer import FlatAdam
-from asyncrl.networks.parameters import HostCopy
-from asyncrl.saved_state import Stateful
 
 _POLICY_HEAD_GAIN, _VALUE_HEAD_GAIN = 0.01, 1.0
 
 
-class ActorCritic(Stateful):
-    """Policy and value network, their optimiser Adam, and the observation statistics.
-
-    Learner thread only, under `torch.no_grad()`. A gradient step consists of `forward` and `backward` of a pass, then
-    `apply`.
-
-    Observation statistics are published with the weights, because actors normalise their observations too. Learner and
-    actor must normalise an observation alike, so `observe` only collects; `move_statistics` applies what was collected,
-    at the end of an iteration, before its weights are published.
+class ActorCritic(SegmentNetworks):
+    """Policy and value network. See `SegmentNetworks`.
 
     Args:
         config: hyper-parameters, an `OnPolicy`, which is not imported because it imports the passes.
@@ -50,23 +35,15 @@ class ActorCritic(Stateful):
 
     Attributes:
         layout: network of the policy, and order of the published values.
-        mask: function that extracts the action masks from observations; None without action masks.
-        keeps_bytes: whether a rollout stores bytes (a quarter of the memory) and passes scale them when they read.
-        byte_factor: factor of that scaling; see `EnvSpec.byte_factor`.
-        parameters, gradient: flat `[P]`, policy, log standard deviations, value; both in `vector`.
+        parameters, gradient: flat `[P]`, policy, log standard deviations, value.
         log_std: view `[d]` into `parameters`; d is 0 if the policy is not Gaussian.
     """
 
-    STATE = ("_policy", "log_std", "_value", "_optimizer", "_seen", "_noted")
+    STATE = ("_policy", "log_std", "_value", *SegmentNetworks.STATE)
+    layout: ActorLayout
 
     def __init__(self, config: Any, spec: EnvSpec, device: str = "cpu", seed: int = 0) -> None:
         layout: ActorLayout = config.layout(spec)
-        self.layout = layout
-        spec = config.stacked_spec(spec)
-        self._inputs, self.mask = NetworkInputs(spec), mask_reader(spec)
-        self.keeps_bytes = self._inputs.bytes and not layout.normalized
-        self.byte_factor = self._inputs.byte_factor
-        self.device, self.weight_count = torch.device(device), layout.weight_count
         policy, value = self._architectures(layout, config.value_hidden_sizes, seed)
         generator = torch.Generator().manual_seed(seed)
         parts = (
@@ -74,21 +51,10 @@ class ActorCritic(Stateful):
             torch.full((layout.action_values,), config.initial_log_std),
             value.initial(generator, head_gain=_VALUE_HEAD_GAIN),
         )
-        self.parameters = torch.cat(parts).to(self.device)
-        self.gradient = torch.zeros_like(self.parameters)
-        self._sizes = [part.numel() for part in parts]
+        super().__init__(config, spec, layout, parts, device)
         policy_flat, self.log_std, value_flat = self.parameters.split(self._sizes)
         self._policy, self._value = policy.on(policy_flat), value.on(value_flat)
-        eps, norm = config.adam_eps, config.max_grad_norm
-        self._optimizer = FlatAdam(self.parameters, self.gradient, eps=eps, max_grad_norm=norm)
-        self._acting_count = sum(self._sizes[:2])
-        self._to_host = HostCopy(self.parameters[: self._acting_count])
-        self._seen, self._noted = PublishedMoments(layout), RunningMoments(layout.inputs)
-        # Statistics received from other learners of a group are applied together with the collected ones.
-        shared = self._noted if layout.normalized else None
-        buffers = *self._policy.buffers(), *self._value.buffers()
-        self.vector = FlatVector(self.parameters, self.gradient, shared=(shared,), buffers=buffers)
-        self.vector.moments = (self._optimizer.moments,)
+        self.vector = self._make_vector([*self._policy.buffers(), *self._value.buffers()])
 
     def _architectures(
         self, layout: ActorLayout, value_hidden: tuple[int, ...] | None, seed: int
@@ -98,15 +64,21 @@ class ActorCritic(Stateful):
         make = partial(Architecture, activation=layout.activation, network=layout.network)
         return make(layout.sizes, seed=seed), make((layout.inputs, *hidden, 1), seed=seed + 1)
 
-    @property
-    def grad_norm(self) -> Tensor | None:
-        """Norm of the last applied gradient before clipping, a scalar tensor; None before the first step."""
-        return self._optimizer.grad_norm
-
     def make_pass(self, rows: int, gradient: bool) -> NetworksPass:
         """Buffers for a pass of both networks over `rows` rows, with or without a backward pass."""
         parts = self.gradient.split(self._sizes) if gradient else None
         return ActorCriticPass(self._policy, self._value, rows, self.layout.inputs, parts)
+
+    def action_buffer(self, rows: int) -> Tensor:
+        """See `SegmentNetworks`: choices `[rows, ...]`, actions or latents `[rows, d]`."""
+        if self.layout.gaussian:
+            return torch.zeros(rows, self.layout.outputs)
+        return torch.zeros(rows, *self.layout.action.shape, dtype=torch.int64)
+
+    @property
+    def outputs(self) -> int:
+        """See `SegmentNetworks`."""
+        return self.layout.outputs
 
     def distribution(self, out: Tensor, action: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy, `[B]` each, of `action` under the policy's outputs `[B, outputs]`.
@@ -123,55 +95,9 @@ class ActorCritic(Stateful):
             return diagonal_gaussian(out, action, log_std)[0]
         return categorical_log_prob(out, action, self.layout.choices)
 
-    def moments_of_all(self, own: Moments) -> Moments:
-        """Moments of the values of all groups that fuse gradients, given this one's; waits for the others."""
-        assert self.vector.on_moments is not None
-        moments, stepped = self.vector.on_moments(own)
-        if stepped:
-            self.apply(self._optimizer.learning_rate)
-        return moments
-
-    def apply(self, learning_rate: float) -> None:
-        """Make one step of Adam with the clipped gradient of `backward`."""
-        self._optimizer.step(learning_rate)
-
-    def normalized(self, obs: NDArray[Any], out: NDArray[Any]) -> None:
-        """Write observations as network inputs: normalised float32, or bytes scaled unless they are kept.
-
-        Args:
-            obs: `[..., *obs_shape]` in the ring's dtype, R observations in C order.
-            out: `[R, inputs]`, uint8 with `keeps_bytes`, else float32.
-        """
-        normalisation = self._seen.normalisation if self.layout.normalized else None
-        self._inputs.fill(self._inputs.rows(obs, out), out, normalisation)
-
-    @property
-    def statistics(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Present mean and 1 / standard deviation of the observations, `[inputs]` each, as copies."""
-        mean, scale = self._seen.normalisation
-        return mean.copy(), scale.copy()
-
-    def observe(self, obs: NDArray[Any], flags: NDArray[np.uint8]) -> None:
-        """Collect the observations `[..., *obs_shape]` of all but RESET rows; no effect without normalisation."""
-        if self.layout.normalized:
-            rows = obs[(flags & RESET) == 0]
-            self._noted.add(self._inputs.rows(rows, np.empty((len(rows), self.layout.inputs), np.float32)))
-
-    def move_statistics(self) -> None:
-        """Add the observations collected by `observe` to the statistics."""
-        self._seen.absorb(self._noted)
-
-    def write_weights(self, out: NDArray[np.float32]) -> None:
-        """Copy acting weights and observation statistics into `out` `[weight_count]`, in the order of `ActorLayout`."""
-        self._to_host(out[: self._acting_count])
-        if self.layout.normalized:
-            self._seen.write(out)
-
-    def begin_with(self, weights: Tensor, env_steps: int) -> None:
-        """Restore what `write_weights` wrote, `[weight_count]`, with its statistics as those of `env_steps` steps."""
-        self.parameters[: self._acting_count].copy_(weights[: self._acting_count])
-        if self.layout.normalized:
-            self._seen.begin_with(weights.numpy(), env_steps)
+    def critic_weights(self) -> Tensor:
+        """Weights of the value network, a copy `[1, P]` on the host, in the order of `OnPolicy.critic_layout`."""
+        return self._value.by_copy()
 
 
 class NetworksPass(Protocol):

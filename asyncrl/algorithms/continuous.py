@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 from asyncrl.acting.noise import GaussianNoise, OrnsteinUhlenbeckNoise
 from asyncrl.acting.schedules import Rate
 from asyncrl.algorithms.off_policy import OffPolicy
+from asyncrl.algorithms.offline import Offline
 from asyncrl.interfaces import BoxAction, EnvSpec
 from asyncrl.options import Count, NotNegative, Range, Widths
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from asyncrl.acting.box import BoxLayout, DeterministicPolicy
+    from asyncrl.acting.critics import CriticLayout
 
 
 class CriticLoss(NamedTuple):
@@ -62,7 +64,7 @@ def deterministic_actor_loss(q: Tensor) -> ActorLoss:
     return ActorLoss(-q.mean())
 
 
-def actor_layout(config: OffPolicy, spec: EnvSpec, *, gaussian: bool) -> BoxLayout:
+def actor_layout(config: OffPolicy | Offline, spec: EnvSpec, *, gaussian: bool) -> BoxLayout:
     """Shape and weight order of the actor, shared by policy and updater. Raises `SpacesDoNotFit`.
 
     Actions are learned relative to the middle of their box, in units of half its range.
@@ -83,6 +85,22 @@ def actor_layout(config: OffPolicy, spec: EnvSpec, *, gaussian: bool) -> BoxLayo
         gaussian=gaussian,
         network=config.network_for(spec),
         normalized=config.normalize_observations,
+    )
+
+
+def critics_of_actions(
+    actor: BoxLayout, hidden: tuple[int, ...], copies: int, outputs: int = 1
+) -> CriticLayout:
+    """Shape of `copies` critics of `outputs` values each, for the actions of `actor`."""
+    from asyncrl.acting.critics import CriticLayout
+
+    return CriticLayout(
+        inputs=actor.inputs + actor.action_values,
+        hidden=hidden,
+        copies=copies,
+        outputs=outputs,
+        action=actor.action,
+        network=actor.network,
     )
 
 
@@ -140,6 +158,10 @@ class DeterministicActor(OffPolicy):
     def layout(self, spec: EnvSpec) -> BoxLayout:
         """Shape and weight order of the actor, shared by policy and updater. Raises `SpacesDoNotFit`."""
         return actor_layout(self, spec, gaussian=False)
+
+    def critic_layout(self, spec: EnvSpec) -> CriticLayout:
+        """Shape of the critics. Raises `SpacesDoNotFit`."""
+        return critics_of_actions(self.layout(spec), self.critic_hidden_sizes or self.hidden_sizes, copies=1)
 
     def make_policy(self, spec: EnvSpec) -> DeterministicPolicy:
         """Make a policy with noise and zero weights, without importing torch. Raises `SpacesDoNotFit`."""

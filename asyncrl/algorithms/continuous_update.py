@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.acting.box import BoxLayout, scaling
@@ -24,6 +25,7 @@ from asyncrl.acting.schedules import value_at
 from asyncrl.algorithms.continuous import CriticLoss, DeterministicActor, deterministic_actor_loss
 from asyncrl.algorithms.continuous_kernel import ActorKernel, CriticKernel
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy
+from asyncrl.algorithms.offline_actor_critic import OfflineActorCritic
 from asyncrl.algorithms.replay_update import ReplayUpdate
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.interfaces import Batch, EnvSpec
@@ -92,13 +94,11 @@ class ContinuousUpdate(ReplayUpdate):
     Args:
         config, spec, device: see `ReplayUpdate`.
         seed: seed of the initial weights, which are the same on every device, and of the noise, which is not.
-        num_critics: C.
-        critic_outputs: number of outputs of a critic.
 
     Attributes:
         has_targets: whether there are target critics; of the class.
         has_target_policy: whether there is a target policy; of the class.
-        layout: shape of the acting network.
+        layout, critic_layout: shapes of the acting network and of the critics.
         policy, critics: the networks, on one flat vector.
         policy_gradient, critics_gradient: their flat gradients.
         target_policy: target network of `policy`, or None.
@@ -109,7 +109,7 @@ class ContinuousUpdate(ReplayUpdate):
         generator: random generator of the noise; must be registered with a CUDA graph that captures an update.
     """
 
-    config: DeterministicActor | MaximumEntropy
+    config: DeterministicActor | MaximumEntropy | OfflineActorCritic
     has_targets = True
     has_target_policy = False
     STATE: tuple[str, ...] = (
@@ -127,13 +127,10 @@ class ContinuousUpdate(ReplayUpdate):
 
     def __init__(
         self,
-        config: DeterministicActor | MaximumEntropy,
+        config: DeterministicActor | MaximumEntropy | OfflineActorCritic,
         spec: EnvSpec,
         device: str,
         seed: int,
-        *,
-        num_critics: int,
-        critic_outputs: int = 1,
     ) -> None:
         self.layout = layout = config.layout(spec)
         super().__init__(config, spec, device, layout)
@@ -141,12 +138,11 @@ class ContinuousUpdate(ReplayUpdate):
         half_range = torch.from_numpy(self._scaling[1])
         self.movable = (half_range > 0).to(self.device, torch.float32)
         policy_network, critic_network = self._factories()
-        hidden = config.critic_hidden_sizes or config.hidden_sizes
-        sizes = (layout.inputs + layout.action_values, *hidden, critic_outputs)
+        self.critic_layout = critics = config.critic_layout(spec)
         with torch.no_grad():
             self._make_networks(
                 Architecture(layout.sizes, network=policy_network, seed=seed),
-                Architecture(sizes, num_critics, network=critic_network, seed=seed),
+                Architecture(critics.sizes, critics.copies, network=critic_network, seed=seed),
                 torch.Generator().manual_seed(seed),
             )
             self._make_targets()
@@ -247,6 +243,12 @@ class ContinuousUpdate(ReplayUpdate):
         """Fill `noise` with standard normal values and return it."""
         return noise.normal_(generator=self.generator)
 
+    @torch.no_grad()
+    def critic_weights(self) -> NDArray[np.float32]:
+        """Weights of the critics, a copy `[C, P]` in the order of `critic_layout`."""
+        weights: NDArray[np.float32] = self.critics.by_copy().numpy()
+        return weights
+
     def _begin_network(self, flat: Tensor) -> None:
         self.policy.flat.copy_(flat)
         if self.target_policy is not None:
@@ -271,6 +273,10 @@ class ContinuousUpdate(ReplayUpdate):
         norm = math.hypot(*(float(norm) for norm in norms if norm is not None))
         return float(self._learned.critic.loss.detach()), self._learned.q, norm
 
+    def _of_actions(self, q: Tensor, action: NDArray[Any]) -> Tensor | None:
+        # Critics, rows, and quantiles if there are several.
+        return q.flatten(2).mean(dim=(0, 2)) if q.shape[1] == len(action) else None
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Stateful`.
 
@@ -290,26 +296,24 @@ class DeterministicUpdate(ContinuousUpdate):
         critic_loss: function of `(q, next_q, batch)`, DDPG's or TD3's.
         smoothing: function from the target policy's action and standard normal noise to the smoothed action `[B, d]`;
             None disables smoothing.
-        num_critics: C.
         kernels: whether kernels compute the losses; None uses them on the CPU.
     """
 
-    config: DeterministicActor
+    config: DeterministicActor | OfflineActorCritic
     has_target_policy = True
 
     def __init__(
         self,
-        config: DeterministicActor,
+        config: DeterministicActor | OfflineActorCritic,
         spec: EnvSpec,
         device: str = "cpu",
         seed: int = 0,
         *,
         critic_loss: Callable[[Tensor, Tensor, StagedBatch], CriticLoss],
         smoothing: Callable[[Tensor, Tensor], Tensor] | None = None,
-        num_critics: int = 1,
         kernels: bool | None = None,
     ) -> None:
-        super().__init__(config, spec, device, seed, num_critics=num_critics)
+        super().__init__(config, spec, device, seed)
         self.critic_loss, self._smoothing = critic_loss, smoothing
         self.kernels = self.device.type == "cpu" if kernels is None else kernels
 
@@ -332,11 +336,15 @@ class DeterministicUpdate(ContinuousUpdate):
             return Learned(critic, q)
         own_action = buffers.policy.forward().tanh()
         torch.mul(own_action, movable, out=buffers.own_action)
-        actor, (grad_q, *_) = buffers.actor_gradients((buffers.first_critic.forward(),))
-        grad_action = buffers.first_critic.backward(grad_q).mul_(movable)
-        _tanh_backward(grad_action, own_action, grad_input=buffers.grad_policy)
+        loss, grad_action = self._actor_gradient(buffers)
+        _tanh_backward(grad_action.mul_(movable), own_action, grad_input=buffers.grad_policy)
         buffers.policy.backward(buffers.grad_policy)
-        return Learned(critic, q, actor.loss)
+        return Learned(critic, q, loss)
+
+    def _actor_gradient(self, buffers: DeterministicBuffers) -> tuple[Tensor, Tensor]:
+        """The actor's loss, and its gradient at `own_action` `[B, d]`."""
+        actor, (grad_q, *_) = buffers.actor_gradients((buffers.first_critic.forward(),))
+        return actor.loss, buffers.first_critic.backward(grad_q)
 
 
 class DeterministicBuffers(Buffers):

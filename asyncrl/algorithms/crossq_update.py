@@ -176,6 +176,18 @@ class CrossQUpdate(MaximumEntropyUpdate):
         assert isinstance(network, nn.Sequential)
         FlatMLP(self.layout.sizes, torch.from_numpy(out)).load_state_dict(folded(network))
 
+    @torch.no_grad()
+    def critic_weights(self) -> NDArray[np.float32]:
+        """Weights of the critics `[C, P]`, with batch normalisation folded into their layers."""
+        if self.layout.network is not None:
+            return super().critic_weights()
+        out = torch.empty(self.critic_layout.shape)
+        for row, network in zip(out, self.critics.modules, strict=True):
+            assert isinstance(network, nn.Sequential)
+            FlatMLP(self.critic_layout.sizes, row).load_state_dict(folded(network))
+        weights: NDArray[np.float32] = out.numpy()
+        return weights
+
     def _begin_network(self, flat: Tensor) -> None:
         if self.layout.network is None:
             raise ValueError("crossq folds its batch normalisation into the weights that act, for good")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from asyncrl.acting.images import NetworkName, choose_network, with_shape
 from asyncrl.acting.layouts import NetworkFactory
@@ -12,11 +12,15 @@ from asyncrl.algorithms.preset_files import load_presets
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import check_options
 
+if TYPE_CHECKING:
+    from asyncrl.acting.critics import CriticLayout
+
 
 class Hyperparameters:
     """Base of the records of all algorithms, which are frozen dataclasses.
 
-    It has no options of its own. `OffPolicy` and `OnPolicy` list those of their algorithms, among them the ones below.
+    It has no options of its own. `OffPolicy` and `SegmentLearning` list those of their algorithms, among them the ones
+    below.
 
     Raises:
         ValueError: an option, also one of a subclass, has the wrong type or is outside its range; the text begins with
@@ -25,6 +29,8 @@ class Hyperparameters:
 
     name: ClassVar[str]
     takes_images: ClassVar[bool] = True
+    needs_agents: ClassVar[bool] = False
+    """Whether the algorithm trains the agents of an environment together, and so needs several."""
 
     learning_rate: Rate
     learning_rate_schedule: str
@@ -110,8 +116,12 @@ class Hyperparameters:
         """Specification of an environment with observations in stacks of `frame_stack`, as the policy sees it."""
         return spec if spec.frame_stack > 1 else spec.stacked(self.frame_stack)
 
+    def critic_layout(self, spec: EnvSpec) -> CriticLayout | None:
+        """Shape of the critics that the updater's `critic_weights` returns; None if it has none beside the policy."""
+        return None
+
     def network_for(
-        self, spec: EnvSpec, value_outputs: int = 0, noisy_sigma: float = 0.0
+        self, spec: EnvSpec, value_outputs: int = 0, noisy_sigma: float = 0.0, layer_norm: bool = False
     ) -> NetworkFactory | None:
         """Network factory for the stacked observations of `spec`; None stands for a perceptron.
 
@@ -119,6 +129,7 @@ class Hyperparameters:
             spec: the environment.
             value_outputs: outputs of the value stream of a dueling network, else 0.
             noisy_sigma: initial standard deviation of noisy layers, 0 without them; perceptrons handle noise elsewhere.
+            layer_norm: normalise the layers of a convolutional network; perceptrons do so elsewhere.
 
         Raises:
             SpacesDoNotFit: the requested network does not support these observations (ASYNC005).
@@ -128,4 +139,4 @@ class Hyperparameters:
             made: Any = with_shape(network, seen)
             return made  # type: ignore[no-any-return]
         assert isinstance(network, str)
-        return choose_network(network, seen, value_outputs, noisy_sigma)
+        return choose_network(network, seen, value_outputs, noisy_sigma, layer_norm)

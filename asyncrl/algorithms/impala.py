@@ -20,15 +20,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from asyncrl.algorithms.on_policy import ActorCriticLoss, OnPolicy
-from asyncrl.interfaces import RESET, EnvSpec
+from asyncrl.interfaces import UNTRAINED, EnvSpec
 from asyncrl.options import Count, Fraction, NotNegative, Positive
 from asyncrl.protocols import SegmentUpdater
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from asyncrl.algorithms.on_policy_kernel import Outputs
-    from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
+    from asyncrl.algorithms.rollout import Minibatch, Part, PolicyRollout
 
 
 def impala_loss(
@@ -133,7 +134,7 @@ class IMPALA(OnPolicy):
 
         return OnPolicyUpdate(self, spec, device, seed)
 
-    def divide(self, rollout: Rollout, seed: Sequence[int]) -> list[Part]:
+    def divide(self, rollout: PolicyRollout, seed: Sequence[int]) -> list[Part]:
         """Divide the streams into minibatches: rows of G whole streams, then the observations after their ends."""
         from asyncrl.algorithms.rollout import parts_of_streams
 
@@ -143,7 +144,7 @@ class IMPALA(OnPolicy):
         order = np.random.default_rng(seed).permutation(streams)
         return parts_of_streams(rollout, np.array_split(order, min(self.minibatches, streams)))
 
-    def gradients(self, rollout: Rollout, batch: Minibatch) -> Outputs:
+    def gradients(self, rollout: PolicyRollout, batch: Minibatch) -> Outputs:
         """Gradients of `impala_loss`, with targets computed from the present weights.
 
         Computed by a kernel where the minibatch has one (on the CPU, not recurrent), else by autograd. The kernel is
@@ -160,7 +161,7 @@ class IMPALA(OnPolicy):
         return by_out, by_value, by_log_std
 
     def _traced_loss(
-        self, rollout: Rollout, batch: Minibatch, out: Tensor, value: Tensor, log_std: Tensor
+        self, rollout: PolicyRollout, batch: Minibatch, out: Tensor, value: Tensor, log_std: Tensor
     ) -> ActorCriticLoss:
         log_prob, entropy = batch.distribution(out, log_std)
         self._trace(rollout, batch, log_prob.detach(), value.detach())
@@ -173,7 +174,7 @@ class IMPALA(OnPolicy):
         )
 
     @np.errstate(over="ignore", invalid="ignore")
-    def _trace(self, rollout: Rollout, batch: Minibatch, log_prob: Tensor, value: Tensor) -> None:
+    def _trace(self, rollout: PolicyRollout, batch: Minibatch, log_prob: Tensor, value: Tensor) -> None:
         """Set the batch's columns: PPO's with the present policy as the old one, then log pi - log mu.
 
         All but the first two are zero in the rows after the streams.
@@ -200,7 +201,7 @@ class IMPALA(OnPolicy):
             (self.rho_bar, self.c_bar, self.pg_rho_bar),
         )
         if self.normalize_advantages:
-            advantage = rollout.standardised(advantage, (flags & RESET) == 0)
+            advantage = rollout.standardised(advantage, (flags & UNTRAINED) == 0)
         weight = rollout.weight.reshape(-1)[at] / np.float32(max(batch.part.samples, 1))
         columns = np.zeros((7, rows.size), np.float32)
         columns[0], columns[1] = log_probs, 1.0
@@ -208,13 +209,12 @@ class IMPALA(OnPolicy):
             columns[column, :own] = numbers.reshape(-1)
         batch.columns = torch.from_numpy(columns).to(value.device)
 
-    def metrics(self, rollout: Rollout, batch: Minibatch) -> Mapping[str, float]:
+    def metrics(self, rollout: PolicyRollout, batch: Minibatch) -> Mapping[str, float]:
         """Losses, entropy and importance ratios."""
         from asyncrl.algorithms.returns import explained_variance
 
         found = self._loss(batch.distribution(batch.out, batch.log_std), batch.value, batch.columns)
-        trained, log_ratio = batch.part.trained, batch.columns[6]
-        values, target = (column.cpu()[trained].numpy() for column in (batch.value, batch.columns[3]))
+        log_ratio = batch.columns[6]
         return {
             "train/loss": float(found.loss),
             "train/policy_loss": float(found.policy_loss),
@@ -222,5 +222,13 @@ class IMPALA(OnPolicy):
             "train/entropy": float(batch.mean(found.entropy)),
             "train/approx_kl": float(batch.mean(log_ratio.expm1() - log_ratio)),
             "train/rho_truncated": float(batch.mean((log_ratio > math.log(self.rho_bar)).float())),
-            "train/explained_variance": explained_variance(values, target),
+            "train/explained_variance": explained_variance(*self.values_and_returns(rollout, batch)),
         }
+
+    def values_and_returns(
+        self, rollout: PolicyRollout, batch: Minibatch
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Values of the rows of the last step, and their V-trace targets."""
+        trained = batch.part.trained
+        values, target = (column.cpu()[trained].numpy() for column in (batch.value, batch.columns[3]))
+        return values, target

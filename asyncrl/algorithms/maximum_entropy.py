@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from asyncrl.acting.schedules import Rate
-from asyncrl.algorithms.continuous import actor_layout
+from asyncrl.algorithms.continuous import actor_layout, critics_of_actions
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.interfaces import BoxAction, EnvSpec
 from asyncrl.options import Count, Finite, NotNegative, Positive, Range, Widths
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from asyncrl.acting.box import BoxLayout, SquashedGaussianPolicy
+    from asyncrl.acting.critics import CriticLayout
 
 
 def temperature_gradient(log_prob: Tensor, target_entropy: float) -> Tensor:
@@ -83,6 +84,11 @@ class MaximumEntropy(OffPolicy):
     def layout(self, spec: EnvSpec) -> BoxLayout:
         """Shape and weight order of the actor, shared by policy and updater. Raises `SpacesDoNotFit`."""
         return actor_layout(self, spec, gaussian=True)
+
+    def critic_layout(self, spec: EnvSpec) -> CriticLayout:
+        """Shape of the critics. Raises `SpacesDoNotFit`."""
+        hidden = self.critic_hidden_sizes or self.hidden_sizes
+        return critics_of_actions(self.layout(spec), hidden, self.num_critics)
 
     def make_policy(self, spec: EnvSpec) -> SquashedGaussianPolicy:
         """Make a stochastic policy with zero weights, without importing torch. Raises `SpacesDoNotFit`."""

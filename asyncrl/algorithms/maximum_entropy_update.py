@@ -61,7 +61,6 @@ class MaximumEntropyUpdate(ContinuousUpdate):
         critic_loss: function of `(q, next_q, next_log_prob, alpha, batch)`.
         actor_loss: function of `(q, log_prob, alpha)`.
         kernels: whether kernels compute the losses; allowed for SAC's losses only.
-        critic_outputs: number of outputs of a critic.
     """
 
     config: MaximumEntropy
@@ -76,10 +75,8 @@ class MaximumEntropyUpdate(ContinuousUpdate):
         critic_loss: Callable[[Tensor, Tensor, Tensor, Tensor, StagedBatch], CriticLoss],
         actor_loss: Callable[[Tensor, Tensor, Tensor], ActorLoss],
         kernels: bool = False,
-        critic_outputs: int = 1,
     ) -> None:
-        critics = config.num_critics
-        super().__init__(config, spec, device, seed, num_critics=critics, critic_outputs=critic_outputs)
+        super().__init__(config, spec, device, seed)
         self.critic_loss, self.actor_loss, self.kernels = critic_loss, actor_loss, kernels
         self.log_alpha.fill_(math.log(config.ent_coef or config.ent_coef_initial))
         self.alpha = torch.zeros((), device=self.device)

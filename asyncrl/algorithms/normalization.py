@@ -2,18 +2,21 @@
 
 Chan, Golub, LeVeque 1979   Updating formulae and a pairwise algorithm for computing sample variances
 Engstrom et al. 2020        Implementation matters in deep policy gradients (reward scaling, section 2)
+Fujimoto & Gu 2021          A minimalist approach to offline reinforcement learning (statistics of a dataset)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.layouts import NetworkLayout
-from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Segment
+from asyncrl.acting.network import NetworkInputs
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, UNTRAINED, EnvSpec, Segment
 from asyncrl.saved_state import Stateful
 
 REWARD_CLIP = 10.0
@@ -156,6 +159,56 @@ class ObservationStatistics(PublishedMoments):
         self._batches = 1
 
 
+class DatasetStatistics(ObservationStatistics):
+    """Statistics of the observations of a dataset, computed once (Fujimoto & Gu 2021, section 5, eq. 4).
+
+    The paper divides by the standard deviation plus `EPSILON`.
+    """
+
+    EPSILON, CHUNK = 1e-3, 65_536
+
+    def __init__(self, layout: NetworkLayout) -> None:
+        super().__init__(layout)
+        self._set()
+
+    def take(self, obs: NDArray[Any], spec: EnvSpec) -> None:
+        """Add all observations of the dataset, unless the statistics are those of a policy that the run began with.
+
+        Args:
+            obs: `[R, *obs_shape]`, single observations in storage dtype.
+            spec: the environment as the policy sees it, whose stacks have the same statistics for each frame.
+        """
+        if self.count:
+            return
+        frames, single = spec.frame_stack, spec
+        if frames > 1:
+            single = replace(spec, observation_shape=spec.observation_shape[1:], frame_stack=1)
+        to_inputs, moments = NetworkInputs(single), RunningMoments(single.observation_values)
+        for first in range(0, len(obs), self.CHUNK):
+            chunk = obs[first : first + self.CHUNK]
+            moments.add(to_inputs.rows(chunk, np.empty((len(chunk), moments.mean.size), np.float32)))
+        self.count = moments.count
+        self.mean, self.square = np.tile(moments.mean, frames), np.tile(moments.square, frames)
+        self._set()
+
+    def observe(self, rows: NDArray[Any]) -> None:
+        """Do nothing: a batch adds nothing to the statistics of the whole."""
+
+    def begin_with(self, weights: NDArray[np.float32], count: int) -> None:
+        """See `PublishedMoments.begin_with`."""
+        mean, scale = (
+            weights[at].astype(np.float64) for at in (self._layout.obs_mean, self._layout.obs_scale)
+        )
+        self.count, self.mean = max(count, 1), mean
+        self.square = np.maximum(1.0 / scale - self.EPSILON, 0.0) ** 2 * self.count
+        self._set()
+
+    def _set(self) -> None:
+        mean, scale = self.normalisation
+        mean[:] = self.mean
+        scale[:] = 1.0 / (np.sqrt(self.variance) + self.EPSILON)
+
+
 class RewardScale(Stateful):
     """Scaling of rewards by the running standard deviation of the discounted returns.
 
@@ -202,7 +255,7 @@ class RewardScale(Stateful):
         flags = np.concatenate([s.flags for s in segments])
         zeros = np.zeros(segments[0].num_envs)
         total = np.concatenate([self._returns.get(s.ring, zeros) for s in segments])
-        counts = (flags & RESET) == 0
+        counts = (flags & UNTRAINED) == 0
         goes_on = (flags & (TERMINATED | TRUNCATED | RESET)) == 0
         returns = np.empty_like(reward)
         for t in range(reward.shape[1]):

@@ -19,6 +19,8 @@ from asyncrl.protocols import UpdateLoopName
 SAMPLED_GOALS = 4
 """Relabelled transitions per one with its own goal, as in the experiments of Andrychowicz et al. and in
 Stable-Baselines3."""
+_SAMPLES = {"sequences": "sequences", "joint": "joint transitions"}
+"""What is sampled where it is not single transitions, by update loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +145,10 @@ class OffPolicy(Hyperparameters):
         if self.discipline == "lockstep" and self.samples_per_insert is None:
             raise ValueError("samples_per_insert must be a number with discipline='lockstep', got None")
         self._require_device_options()
-        if self.n_sampled_goal not in ("auto", 0) and self.update_loop == "sequences":
+        if self.n_sampled_goal not in ("auto", 0) and self.update_loop != "replay":
             raise ValueError(
-                f"n_sampled_goal must be 0 for sequences, which have one goal, got {self.n_sampled_goal}"
+                f"n_sampled_goal must be 0 for {_SAMPLES[self.update_loop]}, which have one goal, "
+                f"got {self.n_sampled_goal}"
             )
         for name in ("learning_starts", "batch_size"):
             if (value := getattr(self, name)) > self.replay_capacity:
@@ -155,8 +158,8 @@ class OffPolicy(Hyperparameters):
 
     def _require_device_options(self) -> None:
         """Raise ValueError if the options of devices and precision contradict others."""
-        if self.replay_device == "cuda" and (self.normalize_observations or self.update_loop == "sequences"):
-            what = "sequences" if self.update_loop == "sequences" else "normalised observations"
+        if self.replay_device == "cuda" and (self.normalize_observations or self.update_loop != "replay"):
+            what = _SAMPLES.get(self.update_loop, "normalised observations")
             raise ValueError(f"replay_device must be cpu or auto for {what}, got cuda")
         served = self.inference == "server" and self.discipline == "lockstep"
         if served and self.matmul_precision != "highest":  # which the threads of a process share

@@ -1,4 +1,4 @@
-"""Base record of all on-policy algorithms: options, their ranges, and the policy.
+"""Base record of all actor-critics that learn from segments: options, their ranges, and the policy.
 
 An algorithm's record extends it and defines, in four methods, the parts of `on_policy_update.py` specific to the
 algorithm. This module does not import torch.
@@ -6,35 +6,20 @@ algorithm. This module does not import torch.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from asyncrl.acting.images import NetworkName
-from asyncrl.acting.layouts import NetworkFactory
-from asyncrl.acting.schedules import Rate, linear, value_at
 from asyncrl.algorithms.action_spaces import check_action_space
-from asyncrl.algorithms.hyperparameters import Hyperparameters
-from asyncrl.config import TrainerConfig
+from asyncrl.algorithms.segment_learning import SegmentLearning
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
-from asyncrl.options import Coefficient, Count, Finite, Fraction, NotNegative, Positive, Range, Widths
-from asyncrl.protocols import UpdateLoopName
+from asyncrl.options import Coefficient, Count, Finite, Widths
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from asyncrl.acting.critics import CriticLayout
     from asyncrl.acting.recurrent import Cell
     from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy
-    from asyncrl.algorithms.on_policy_kernel import Outputs
-    from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
-
-BATCH_STEPS = 1_024
-"""Steps of a batch where `segment_length` is none: those of Stable-Baselines3's PPO."""
-SHORTEST = 32
-"""Shortest segment where `segment_length` is none."""
-_LAG = {"relaxed": 0, "lockstep": 1, "synchronous": 0}
-"""Least staleness of a segment, in policy versions, after the first iteration, by discipline."""
 
 
 class ActorCriticLoss(NamedTuple):
@@ -55,27 +40,10 @@ class ActorCriticLoss(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicy(Hyperparameters):
-    """Options common to all algorithms that learn from segments; their records extend this one."""
+class OnPolicy(SegmentLearning):
+    """Options common to all actor-critics that learn from segments; their records extend this one."""
 
-    update_loop: ClassVar[UpdateLoopName] = "segments"
     action_kinds: ClassVar[tuple[type, ...]] = (DiscreteAction, MultiDiscreteAction, BoxAction)
-    needs_bounds: ClassVar[bool] = False
-    rollout_columns: ClassVar[tuple[str, ...]] = ()
-    """Names of the rollout's columns, which `prepare` fills."""
-
-    frame_stack: Annotated[int, Range(at_least=1, at_most=64)] = 1
-    """Number of consecutive observations that the policy sees; an episode's first one is repeated."""
-
-    network: NetworkName | tuple[int, ...] | NetworkFactory | None = field(
-        default="auto", metadata={"type": NetworkName}
-    )
-    """Network: auto (a convolutional one for images, else a perceptron), mlp, small, nature or impala."""
-    # In Python also a tuple, which sets `hidden_sizes`, or a function `network(inputs, outputs)` that makes each of the
-    # algorithm's networks, a `torch.nn.Module` over flat rows; a parameter `observation_shape` is filled in.
-
-    inference: Literal["actor", "server"] = "actor"
-    """Place of the policy network: in every actor, or once for all, on the learner's device."""
 
     recurrent: Literal["none", "gru", "lstm"] = "none"
     """Recurrent cell between hidden layers and outputs: none, gru or lstm; its state is reset at episode starts."""
@@ -83,35 +51,11 @@ class OnPolicy(Hyperparameters):
     recurrent_size: Count = 64
     """Outputs of the recurrent cell."""
 
-    learning_rate: Rate = 1e-3
-    """Learning rate of Adam; the initial one with a schedule. In Python also a function of progress."""
-
-    learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """Schedule of the learning rate: constant, or linear to 0 at the end of the run's steps."""
-
-    gamma: Fraction = 0.99
-    """Discount per environment step."""
-
-    epochs: Count = 1
-    """Epochs over the segments of a batch."""
-
     ent_coef: Coefficient | None = 0.0
     """Entropy coefficient of the loss."""
 
     vf_coef: Coefficient = 0.5
     """Coefficient of the value loss, the mean squared error."""
-
-    max_grad_norm: Positive | None = 0.5
-    """Maximum gradient norm, over policy and value network together; none disables clipping."""
-
-    normalize_observations: bool = False
-    """Normalise observations by their running mean and standard deviation, and clip them to +-10."""
-
-    normalize_rewards: bool = False
-    """Divide rewards by the running standard deviation of the discounted return, and clip them to +-10."""
-
-    hidden_sizes: Widths = (64, 64)
-    """Widths of the policy's hidden layers."""
 
     value_hidden_sizes: Widths | None = None
     """Widths of the value network's hidden layers; none takes the policy's."""
@@ -128,42 +72,12 @@ class OnPolicy(Hyperparameters):
     initial_log_std: Finite = 0.0
     """Logarithm of the standard deviation of real-valued actions at the start."""
 
-    adam_eps: Positive = 1e-5
-    """Epsilon of Adam."""
-
-    segment_length: Count | None = None
-    """Steps of each environment that are learned from together; none: 1,024 / environments, at least 32."""
-
-    segments_per_batch: Count | None = None
-    """Segments of one batch; none takes as many as there are actors."""
-
-    discipline: Literal["relaxed", "lockstep", "synchronous"] = "relaxed"
-    """relaxed: segments in order of arrival; lockstep: one per actor, one version behind; synchronous: actors wait."""
-
-    queue_batches: Count = 1
-    """Maximum number of batches queued for the learner in relaxed runs."""
-
-    max_staleness: NotNegative | None = None
-    """Maximum staleness of a segment, in policy versions; none sets no bound."""
-
-    staleness_rate: Coefficient = 0.5
-    """Rate of the power and exponential corrections."""
-
-    reuse_epochs: NotNegative = 0
-    """Maximum additional epochs over a batch in relaxed runs while no new one has arrived."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.cell is not None and self.value_hidden_sizes is not None:
             raise ValueError(
                 "value_hidden_sizes must be none where the policy is recurrent, for policy and value share encoder and "
                 f"cell, got {self.value_hidden_sizes}"
-            )
-        lag = _LAG[self.discipline]
-        if self.max_staleness is not None and self.max_staleness < lag:
-            raise ValueError(
-                f"max_staleness must be at least {lag} with discipline {self.discipline!r}, whose segments are so "
-                f"many versions old, got {self.max_staleness}"
             )
 
     @property
@@ -173,47 +87,9 @@ class OnPolicy(Hyperparameters):
 
         return None if self.recurrent == "none" else Cell(self.recurrent, self.recurrent_size)
 
-    @property
-    def kept_segments(self) -> tuple[int, int]:
-        """Capacity of the replay of past segments, and number of them mixed into every batch."""
-        return 0, 0
-
-    @property
-    def row_correction(self) -> Literal["none", "power", "exponential"]:
-        """Staleness correction that the update loop applies to a row's weight."""
-        return "none"
-
-    @property
-    def samples_per_insert(self) -> float | None:
-        """Number of times that a new step is trained on: once per epoch."""
-        return float(self.epochs)
-
-    def learning_rate_at(self, progress: float) -> float:
-        """Learning rate of an iteration that begins at this fraction of the run's steps."""
-        if callable(self.learning_rate) or self.learning_rate_schedule == "constant":
-            return value_at(self.learning_rate, progress)
-        return linear(self.learning_rate, 0.0, progress)
-
     def check(self, spec: EnvSpec) -> None:
         """Refuse unsupported action spaces. Raises `SpacesDoNotFit` (ASYNC005)."""
         check_action_space(self, spec, option="squashed" if self.squashed else None)
-
-    def for_run(self, config: TrainerConfig, spec: EnvSpec) -> Self:
-        """This record with a value for every option that is left to the run, so that its files show what was chosen.
-
-        Segments are so long that a batch has `BATCH_STEPS` steps whatever the number of actors and environments is, and
-        at least `SHORTEST` rows, below which advantages would consist of little but the value network's error.
-        """
-        if self.segment_length is not None:
-            return self
-        streams = (self.segments_per_batch or config.actors) * config.envs_per_actor * spec.num_agents
-        return dataclasses.replace(self, segment_length=max(SHORTEST, BATCH_STEPS // streams))
-
-    @property
-    def segment_rows(self) -> int:
-        """`segment_length`, which `for_run` has chosen where it was left to the run."""
-        assert self.segment_length is not None, "for_run chooses it"
-        return self.segment_length
 
     def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
         """Log-probability of the action and, for squashed actions, the latent before tanh."""
@@ -243,19 +119,15 @@ class OnPolicy(Hyperparameters):
             cell=self.cell,
         )
 
-    # --- defined by an algorithm; called by `on_policy_update.py` on the learner's thread, under `torch.no_grad()` ----
+    def critic_layout(self, spec: EnvSpec) -> CriticLayout | None:
+        """Shape of the value network, a shared trunk included. Raises `SpacesDoNotFit`."""
+        policy = self.layout(spec)
+        from asyncrl.acting.critics import CriticLayout
 
-    def prepare(self, rollout: Rollout) -> None:
-        """Fill the rollout's columns before the first pass; does nothing by default."""
-
-    def divide(self, rollout: Rollout, seed: Sequence[int]) -> list[Part]:
-        """Divide the rows of one pass into gradient steps, in an order drawn from `seed`."""
-        raise NotImplementedError
-
-    def gradients(self, rollout: Rollout, batch: Minibatch) -> Outputs | None:
-        """Gradients of the loss with respect to `batch.outputs`; None ends the iteration."""
-        raise NotImplementedError
-
-    def metrics(self, rollout: Rollout, batch: Minibatch) -> Mapping[str, float]:
-        """Scalars of the last gradient step (`train/loss`, ...); may wait for the device."""
-        raise NotImplementedError
+        return CriticLayout(
+            inputs=policy.inputs,
+            hidden=policy.hidden if self.value_hidden_sizes is None else self.value_hidden_sizes,
+            activation=policy.activation,
+            network=policy.network,
+            cell=policy.cell,
+        )

@@ -1,4 +1,4 @@
-"""Updater of all on-policy algorithms: an iteration over segments, divided into passes and gradient steps.
+"""Updater of all algorithms that learn from segments: an iteration, divided into passes and gradient steps.
 
 The algorithm's record defines the computation before the first pass (`prepare`), the division of a pass into gradient
 steps (`divide`), and the gradient of the loss at the networks' outputs (`gradients`).
@@ -17,11 +17,15 @@ from torch import Tensor
 import asyncrl.algorithms.returns  # noqa: F401  (compiles or loads its kernel before a run)
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.algorithms.normalization import RewardScale
-from asyncrl.algorithms.on_policy import OnPolicy
-from asyncrl.algorithms.rollout import Minibatch, Part, RecurrentRollout, Rollout
+from asyncrl.algorithms.rollout import Part, PolicyRollout, RecurrentRollout, Rollout, RowBatch
+from asyncrl.algorithms.segment_learning import SegmentLearning
+from asyncrl.algorithms.segment_networks import SegmentNetworks
 from asyncrl.algorithms.shared_trunk import SharedTrunkActorCritic
-from asyncrl.interfaces import EnvSpec, Segment
+from asyncrl.interfaces import EnvSpec, Segment, ValuePairs
 from asyncrl.saved_state import Stateful, restore, saved
+
+MOST_PAIRS = 64
+"""Most rows whose values are compared with their returns, at a report."""
 
 
 class OnPolicyUpdate(Stateful):
@@ -54,13 +58,9 @@ class OnPolicyUpdate(Stateful):
         "_reusable",
     )
 
-    def __init__(self, config: OnPolicy, spec: EnvSpec, device: str, seed: int) -> None:
+    def __init__(self, config: SegmentLearning, spec: EnvSpec, device: str, seed: int) -> None:
         self.config = config
-        recurrent, layout = config.cell is not None, config.layout(spec)
-        shared = config.shared_trunk and SharedTrunkActorCritic.takes(layout, config.value_hidden_sizes)
-        networks = SharedTrunkActorCritic if recurrent or shared else ActorCritic
-        self._make_rollout = RecurrentRollout if recurrent else Rollout
-        self.nets = networks(config, spec, device, seed)
+        self.nets = self._make_nets(config, spec, device, seed)
         self.vector, self.weight_count = self.nets.vector, self.nets.weight_count
         self._seed, self._iterations, self._updates, self._samples = seed, 0, 0, 0
         self._epoch, self._last_epoch, self._position, self._reusable = 0, 0, 0, 0
@@ -69,9 +69,22 @@ class OnPolicyUpdate(Stateful):
         if config.normalize_rewards:
             self.vector.shared += (self._rewards.moments,)
         self._rollout: Rollout | None = None
-        self._batches: dict[int, Minibatch] = {}
-        self._batch: Minibatch | None = None
+        self._batches: dict[int, RowBatch] = {}
+        self._batch: RowBatch | None = None
         self._learning_rate = config.learning_rate_at(0.0)
+
+    def _make_nets(self, config: Any, spec: EnvSpec, device: str, seed: int) -> SegmentNetworks:
+        """Networks of an actor-critic; its record is an `OnPolicy`."""
+        layout = config.layout(spec)
+        shared = config.shared_trunk and SharedTrunkActorCritic.takes(layout, config.value_hidden_sizes)
+        networks = SharedTrunkActorCritic if config.cell is not None or shared else ActorCritic
+        return networks(config, spec, device, seed)
+
+    def _make_rollout(self, streams: int, length: int) -> Rollout:
+        """Buffers for the segments of an iteration."""
+        assert isinstance(self.nets, ActorCritic)
+        kind = PolicyRollout if self.config.cell is None else RecurrentRollout
+        return kind(self.nets, streams, length, self.config.rollout_columns)
 
     @torch.no_grad()
     def begin(self, segments: Sequence[Segment], progress: float) -> None:
@@ -97,7 +110,7 @@ class OnPolicyUpdate(Stateful):
 
     def _rollout_of(self, streams: int, length: int) -> Rollout:
         if self._rollout is None or self._rollout.shape != (streams, length):
-            self._rollout = self._make_rollout(self.nets, streams, length, self.config.rollout_columns)
+            self._rollout = self._make_rollout(streams, length)
             self._batches = {}
         return self._rollout
 
@@ -133,9 +146,9 @@ class OnPolicyUpdate(Stateful):
         self.nets.move_statistics()
         return False
 
-    def _batch_of(self, rollout: Rollout, size: int) -> Minibatch:
+    def _batch_of(self, rollout: Rollout, size: int) -> RowBatch:
         if size not in self._batches:
-            self._batches[size] = Minibatch(self.nets, rollout, size)
+            self._batches[size] = rollout.minibatch(size)
         self._batch = self._batches[size]
         return self._batch
 
@@ -175,6 +188,12 @@ class OnPolicyUpdate(Stateful):
         self.nets.write_weights(out)
 
     @torch.no_grad()
+    def critic_weights(self) -> NDArray[np.float32] | None:
+        """Weights of the value network, a copy `[1, P]`; None without one that judges the policy's own observation."""
+        weights = self.nets.critic_weights()
+        return None if weights is None else weights.numpy()
+
+    @torch.no_grad()
     def begin_with(self, weights: NDArray[np.float32], env_steps: int) -> None:
         """Begin with a trained policy's `weights` `[weight_count]` and its statistics of `env_steps` steps.
 
@@ -190,6 +209,18 @@ class OnPolicyUpdate(Stateful):
             values |= self.config.metrics(self._rollout, self._batch)
         norm = self.nets.grad_norm
         return values if norm is None else {**values, "train/grad_norm": float(norm)}
+
+    @torch.no_grad()
+    def value_pairs(self) -> ValuePairs | None:
+        """Values of some rows of the present iteration, and their returns, which the values at its end complete."""
+        if self._rollout is None or self._batch is None:
+            return None
+        found = self.config.values_and_returns(self._rollout, self._batch)
+        if found is None:
+            return None
+        values, returns = found
+        every = slice(None, None, max(1, -(-len(values) // MOST_PAIRS)))
+        return ValuePairs(tuple(values[every].tolist()), tuple(returns[every].tolist()))
 
     def state_dict(self) -> dict[str, Any]:
         """Networks, optimiser, statistics, counters and, within an iteration, its rollout, as copies on the host."""

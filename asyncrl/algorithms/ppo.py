@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncrl.acting.schedules import Rate, value_at
 from asyncrl.algorithms.on_policy import ActorCriticLoss, OnPolicy
@@ -27,10 +28,11 @@ from asyncrl.options import Coefficient, Count, Fraction, Positive, Range
 from asyncrl.protocols import SegmentUpdater
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from asyncrl.algorithms.on_policy_kernel import Outputs
-    from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
+    from asyncrl.algorithms.rollout import Minibatch, Part, PolicyRollout
 
 _KL_MARGIN = 1.5
 DISCRETE_ENTROPY = 0.01
@@ -165,14 +167,12 @@ class PPO(OnPolicy):
         return OnPolicyUpdate(self, spec, device, seed)
 
     @np.errstate(over="ignore", invalid="ignore")
-    def prepare(self, rollout: Rollout) -> None:
+    def prepare(self, rollout: PolicyRollout) -> None:
         """Fill values, advantages, targets and importance weights; nonfinite values show in the network's weights."""
-        from asyncrl.algorithms.returns import gae
-
         decoupled, behaviour = self.staleness_correction == "importance", rollout.behaviour
         value, last_value, log_prob = rollout.evaluate(log_prob=decoupled)
         old_log_prob = log_prob if decoupled else behaviour
-        advantage, target = gae(rollout.reward, value, last_value, rollout.flags, self.gamma, self.gae_lambda)
+        advantage, target = self.advantages(rollout, value, last_value)
         if self.normalize_advantages:
             advantage = rollout.standardised(advantage, rollout.trained)
         # Every row has the same weight in its minibatch's mean, independent of the division of the rows.
@@ -187,29 +187,32 @@ class PPO(OnPolicy):
             weight=rollout.weight * share,
         )
 
-    def _minibatches(self, rollout: Rollout, rows: int) -> int:
+    def advantages(
+        self, rollout: PolicyRollout, value: NDArray[np.float32], last_value: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Advantages and value targets `[S, T]`, from values `[S, T]` and values `[S]` after the last rows."""
+        from asyncrl.algorithms.returns import gae
+
+        return gae(rollout.reward, value, last_value, rollout.flags, self.gamma, self.gae_lambda)
+
+    def _minibatches(self, rollout: PolicyRollout, rows: int) -> int:
         """Number of gradient steps of a pass over `rows` trained rows."""
         if self.cell is None:
             return max(1, -(-rows // self.minibatch_size))
         streams, length = rollout.shape
         return -(-streams // max(1, self.minibatch_size // length))
 
-    def divide(self, rollout: Rollout, seed: Sequence[int]) -> list[Part]:
+    def divide(self, rollout: PolicyRollout, seed: Sequence[int]) -> list[Part]:
         """Divide the rows into minibatches padded with row N; for a recurrent policy, divide the streams."""
-        from asyncrl.algorithms.rollout import Part, parts_of_streams
+        from asyncrl.algorithms.rollout import parts_of_rows, parts_of_streams
 
-        trained, count = np.flatnonzero(rollout.trained), rollout.flags.size
-        order = trained if self.cell is None else np.arange(rollout.shape[0])
-        order = np.random.default_rng(seed).permutation(order)
-        chosen = np.array_split(order, self._minibatches(rollout, trained.size))
-        if self.cell is not None:
-            return parts_of_streams(rollout, chosen)
-        rows = np.full((len(chosen), min(self.minibatch_size, count)), count, np.int64)
-        for own, part in zip(rows, chosen, strict=True):
-            own[: part.size] = part
-        return [Part(own, slice(part.size), part.size) for own, part in zip(rows, chosen, strict=True)]
+        count = self._minibatches(rollout, int(np.count_nonzero(rollout.trained)))
+        if self.cell is None:
+            return parts_of_rows(rollout, count, self.minibatch_size, seed)
+        order = np.random.default_rng(seed).permutation(rollout.shape[0])
+        return parts_of_streams(rollout, np.array_split(order, count))
 
-    def gradients(self, rollout: Rollout, batch: Minibatch) -> Outputs | None:
+    def gradients(self, rollout: PolicyRollout, batch: Minibatch) -> Outputs | None:
         """Gradients of `ppo_loss`; None if the divergence from the old policy exceeds 1.5 times `target_kl`.
 
         Computed by a kernel where the minibatch has one (on the CPU, not recurrent), else by autograd.
@@ -247,12 +250,12 @@ class PPO(OnPolicy):
             ent_coef=self.ent_coef or 0.0,
         )
 
-    def metrics(self, rollout: Rollout, batch: Minibatch) -> Mapping[str, float]:
+    def metrics(self, rollout: PolicyRollout, batch: Minibatch) -> Mapping[str, float]:
         """Losses, entropy, divergence, clip fraction, and the explained variance before the first pass."""
         from asyncrl.algorithms.returns import explained_variance
 
         clips = self._clip_ranges(rollout.progress)
-        found, trained = self._loss(batch, clips, *batch.outputs), rollout.trained
+        found = self._loss(batch, clips, *batch.outputs)
         return {
             "train/loss": float(found.loss),
             "train/policy_loss": float(found.policy_loss),
@@ -260,10 +263,15 @@ class PPO(OnPolicy):
             "train/entropy": float(batch.mean(found.entropy)),
             "train/approx_kl": float(_k3(found.log_ratio[batch.part.trained])),
             "train/clip_fraction": float(batch.mean((found.log_ratio.expm1().abs() > clips[0]).float())),
-            "train/explained_variance": explained_variance(
-                rollout.column("old_value")[trained], rollout.column("target")[trained]
-            ),
+            "train/explained_variance": explained_variance(*self.values_and_returns(rollout, batch)),
         }
+
+    def values_and_returns(
+        self, rollout: PolicyRollout, batch: Minibatch
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Values before the first pass, and lambda returns, of the rows of the iteration."""
+        trained = rollout.trained
+        return rollout.column("old_value")[trained], rollout.column("target")[trained]
 
 
 def _k3(log_ratio: Tensor) -> Tensor:

@@ -143,7 +143,8 @@ class QLearning(OffPolicy):
         )
         from asyncrl.acting.policies import QPolicy
 
-        return QPolicy(self.stacked_spec(spec), self.acting_layout(spec), epsilon, self.support())
+        rescaled = getattr(self, "value_rescaling", False)
+        return QPolicy(self.stacked_spec(spec), self.acting_layout(spec), epsilon, self.support(), rescaled)
 
     def num_actions(self, spec: EnvSpec) -> int:
         """Number of actions. Raises `SpacesDoNotFit`."""

@@ -208,6 +208,10 @@ class QLearningUpdate(ReplayUpdate):
         out, *rest = buffers.loss_arguments()
         return float(self._loss_of(out, *rest).loss), self._values(self._by_action(out)), float(norm)
 
+    def _of_actions(self, q: Tensor, action: NDArray[Any]) -> Tensor | None:
+        chosen = torch.from_numpy(action).to(q.device).reshape(-1, 1)
+        return q.gather(1, chosen)[:, 0] if q.shape[0] == chosen.shape[0] else None
+
     @torch.no_grad()
     def metrics(self) -> Mapping[str, float]:
         """`ReplayUpdate.metrics`, and `train/noise`, the mean absolute standard deviation of noisy weights."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from asyncrl.acting.rescaling import EPSILON
 from asyncrl.algorithms.q_learning import QLearning, QLoss, huber
 from asyncrl.interfaces import EnvSpec, FieldSpec, SequenceShape
 from asyncrl.options import Count, Fraction, NotNegative, Positive
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from asyncrl.acting.policies import QLayout
     from asyncrl.acting.recurrent import Cell
     from asyncrl.algorithms.r2d2_update import R2D2Update, StagedSequences
-
-EPSILON = 1e-3
-"""Epsilon of the value rescaling."""
 
 
 def rescale(x: Tensor) -> Tensor:

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.acting.layouts import NetworkLayout
-from asyncrl.algorithms.normalization import ObservationStatistics
+from asyncrl.algorithms.normalization import DatasetStatistics, ObservationStatistics
 from asyncrl.algorithms.off_policy import OffPolicy
+from asyncrl.algorithms.offline import Offline
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.algorithms.value_bounds import ValueBounds
-from asyncrl.interfaces import Batch, EnvSpec, SequenceBatch, UpdateResult
+from asyncrl.interfaces import RESET, Batch, EnvSpec, SequenceBatch, UpdateResult
 from asyncrl.networks.flat_vector import FlatVector
 from asyncrl.networks.matmul_precision import MatmulPrecision
 from asyncrl.networks.parameters import HostCopy
@@ -38,6 +39,7 @@ class ReplayUpdate(Stateful, ABC):
 
     Attributes:
         spec: the environment with stacked observations.
+        reward_scale: factor on rewards.
         precision: context that sets the precision of matrix products.
         bounds: bounds of action values without an entropy bonus.
         statistics: observation statistics; None without normalisation.
@@ -54,12 +56,23 @@ class ReplayUpdate(Stateful, ABC):
     _to_host: HostCopy
     _buffers: Any = None
 
-    def __init__(self, config: OffPolicy, spec: EnvSpec, device: str, published: NetworkLayout) -> None:
+    def __init__(
+        self, config: OffPolicy | Offline, spec: EnvSpec, device: str, published: NetworkLayout
+    ) -> None:
         self.config, self.spec, self.device = config, config.stacked_spec(spec), torch.device(device)
         self._published, self.weight_count = published, published.weight_count
         self.precision = MatmulPrecision(config.matmul_precision, self.device)
         self.bounds, self._updates, self._progress = ValueBounds(), 0, 0.0
-        self.statistics = ObservationStatistics(published) if config.normalize_observations else None
+        self.reward_scale = config.reward_scale
+        kind = DatasetStatistics if config.update_loop == "dataset" else ObservationStatistics
+        self.statistics = kind(published) if config.normalize_observations else None
+
+    def observe_dataset(
+        self, obs: NDArray[Any], reward: NDArray[np.float32], flags: NDArray[np.uint8]
+    ) -> None:
+        """See `DatasetUpdater`: statistics of the observations, if they are normalised."""
+        if isinstance(self.statistics, DatasetStatistics):
+            self.statistics.take(obs[(flags & RESET) == 0], self.spec)
 
     @abstractmethod
     def _make_buffers(self, batch: Any) -> Any:
@@ -70,8 +83,8 @@ class ReplayUpdate(Stateful, ABC):
         """Make one gradient step on the staged batch; return the priorities `[B, 1]` if `prioritized`."""
 
     @abstractmethod
-    def _last_update(self) -> tuple[float, Tensor, float] | None:
-        """Loss, action values and gradient norm of the last update; None before the first."""
+    def _last_update(self) -> tuple[float, Tensor | None, float] | None:
+        """Loss, action values (None without any) and gradient norm of the last update; None before the first."""
 
     def _staged(self, size: int) -> Any:
         """Make an empty batch of `size` on the device."""
@@ -80,7 +93,7 @@ class ReplayUpdate(Stateful, ABC):
             self.spec,
             self.device,
             scaling=self._scaling,
-            reward_scale=self.config.reward_scale,
+            reward_scale=self.reward_scale,
             bounds=self.bounds,
             statistics=self.statistics,
         )
@@ -143,14 +156,26 @@ class ReplayUpdate(Stateful, ABC):
         if last is None:
             return {"train/learning_rate": rate}
         loss, q, norm = last
-        return {
-            "train/learning_rate": rate,
-            "train/loss": loss,
-            "train/q_mean": float(q.mean()),
-            "train/q_max": float(q.abs().max()),
-            "train/grad_norm": norm,
-            **self.bounds.metrics(self._bounds_margin),
-        }
+        values = {"train/learning_rate": rate, "train/loss": loss, "train/grad_norm": norm}
+        if q is None:
+            return values
+        extremes = {"train/q_mean": float(q.mean()), "train/q_max": float(q.abs().max())}
+        return {**values, **extremes, **self.bounds.metrics(self._bounds_margin)}
+
+    @torch.no_grad()
+    def values_of(self, action: NDArray[Any]) -> NDArray[np.float32] | None:
+        """Values of the last update's transitions, `[B]` in the unit of the environment's rewards, or None.
+
+        Args:
+            action: `[B, ...]`, the transitions' actions.
+        """
+        last = self._last_update()
+        found = None if last is None or last[1] is None else self._of_actions(last[1], action)
+        return None if found is None else (found.float() / self.config.reward_scale).cpu().numpy()
+
+    def _of_actions(self, q: Tensor, action: NDArray[Any]) -> Tensor | None:
+        """Values `[B]` of `_last_update`, mean over critics; None of an algorithm whose values are of other rows."""
+        return None
 
     @property
     def _bounds_margin(self) -> float:

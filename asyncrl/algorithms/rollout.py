@@ -19,9 +19,10 @@ from asyncrl.acting.network import OBSERVATION_CLIP
 from asyncrl.algorithms.actor_critic import ActorCritic, NetworksPass
 from asyncrl.algorithms.on_policy_kernel import LossKernel, Outputs
 from asyncrl.algorithms.returns import standardised
+from asyncrl.algorithms.segment_networks import SegmentNetworks
 from asyncrl.algorithms.shared_trunk import RecurrentPass
 from asyncrl.envs.observations import FORBIDDEN
-from asyncrl.interfaces import RESET, Segment
+from asyncrl.interfaces import RESET, UNTRAINED, Segment
 from asyncrl.networks.distributions import log_tanh_slope
 from asyncrl.networks.recurrent import cut_pieces
 
@@ -59,9 +60,8 @@ class Rollout:
         mask: `[N + S, outputs]` bool on the device, allowed choices; None without action masks.
         columns: `[C, N + S]` float32 on the device; zeros from N on.
         reward, flags: `[S, T]`; rewards are scaled if the algorithm scales them.
-        behaviour: `[S, T]` float32, log-probability of the action (or latent) under the behaviour policy.
-        weight: `[S, T]` float32, staleness correction; 0 in RESET rows.
-        trained: `[S, T]` bool, rows that are trained on: all but RESET rows.
+        weight: `[S, T]` float32, staleness correction; 0 in rows that are not trained on.
+        trained: `[S, T]` bool, rows that are trained on: those without a flag of `UNTRAINED`.
         progress: completed fraction of the run's steps at the start of the iteration, for schedules.
     """
 
@@ -73,46 +73,43 @@ class Rollout:
         "_columns",
         "reward",
         "flags",
-        "behaviour",
         "weight",
         "_statistics",
         "progress",
     )
     """Everything that the remaining gradient steps read."""
 
-    def __init__(self, nets: ActorCritic, streams: int, length: int, columns: Sequence[str]) -> None:
+    def __init__(self, nets: SegmentNetworks, streams: int, length: int, columns: Sequence[str]) -> None:
         self.shape, self.names = (streams, length), tuple(columns)
         self._nets, layout, self.progress = nets, nets.layout, 0.0
         count, pinned = streams * length, nets.device.type == "cuda"
         rows = count + streams
-        kind = torch.float32 if layout.gaussian else torch.int64
-        shape = (rows, layout.outputs) if layout.gaussian else (rows, *layout.action.shape)
         kind_x = torch.uint8 if nets.keeps_bytes else torch.float32
         self._x = torch.zeros(rows, layout.inputs, dtype=kind_x, pin_memory=pinned)
-        self._action = torch.zeros(shape, dtype=kind)
+        self._action = nets.action_buffer(rows)
         self.mask: Tensor | None = None
         if nets.mask is not None:
-            self.mask = torch.ones(rows, layout.outputs, dtype=torch.bool, device=nets.device)
+            self.mask = torch.ones(rows, nets.outputs, dtype=torch.bool, device=nets.device)
         self._columns = torch.zeros(len(self.names), rows, pin_memory=pinned)
         self.x, self.action, self.columns = (
             t.to(nets.device) for t in (self._x, self._action, self._columns)
         )
-        self.reward, self.behaviour, self.weight = (np.zeros(self.shape, np.float32) for _ in range(3))
+        self.reward, self.weight = (np.zeros(self.shape, np.float32) for _ in range(2))
         self.flags = np.zeros(self.shape, np.uint8)
         self._statistics = nets.statistics
-        self._value, self._log_prob = torch.zeros(rows), torch.zeros(rows)
+        self._value = torch.zeros(rows)
         self._pass = nets.make_pass(min(rows, CHUNK), gradient=False)
 
     @property
     def trained(self) -> NDArray[np.bool_]:
         """See the class docstring."""
-        trained: NDArray[np.bool_] = (self.flags & RESET) == 0
+        trained: NDArray[np.bool_] = (self.flags & UNTRAINED) == 0
         return trained
 
     def stage(self, segments: Sequence[Segment]) -> None:
         """Copy the segments, keep no reference; fill everything but `columns` and upload `x` and `action`."""
         streams, length = self.shape
-        count, envs, squashed = streams * length, segments[0].num_envs, self._nets.layout.squashed
+        count, envs = streams * length, segments[0].num_envs
         x, action = self._x.numpy(), self._action.numpy()
         drawn = action[:count].reshape(*self.shape, *action.shape[1:])
         for i, segment in enumerate(segments):
@@ -125,13 +122,10 @@ class Rollout:
                 self.mask[count + own.start : count + own.stop] = torch.from_numpy(
                     self._nets.mask(segment.last_obs)
                 )
-            taken = segment.extras["latent"] if squashed else segment.action
+            taken = segment.extras.get("latent", segment.action)
             drawn[own] = taken.reshape(drawn[own].shape)
-            self.behaviour[own] = segment.extras["log_prob"]
             self.reward[own], self.flags[own] = segment.reward, segment.flags
             self.weight[own] = segment.weight
-        if squashed:  # from the stored density of tanh(u) to the density of the latent u
-            self.behaviour += log_tanh_slope(self._action[:count]).sum(dim=1).numpy().reshape(self.shape)
         self._statistics = self._nets.statistics
         self.weight *= self.trained
         if self.x is not self._x:
@@ -150,34 +144,16 @@ class Rollout:
         self.x.copy_(moved.clamp_(-OBSERVATION_CLIP, OBSERVATION_CLIP))
         self._statistics = now
 
-    def evaluate(
-        self, log_prob: bool
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-        """Run the networks over all rows. Waits for the device.
-
-        Returns:
-            Values `[S, T]`, values `[S]` of the observations after the last rows, and, if `log_prob`, log-probabilities
-            `[S, T]` of the actions taken: float32 host arrays, overwritten by the next evaluation.
-        """
-        for own in self._chunks():
-            work, action = self._prepared(own), self.action[own]
-            size = action.shape[0]
-            if log_prob:
-                out, value = work.forward()
-                allowed = forbid(out[:size], self.mask, own)
-                self._log_prob[own] = self._nets.log_prob(allowed, action, self._nets.log_std).cpu()
-            else:
-                value = work.values()
-            self._value[own] = value[:size].cpu()
-        values, log_probs, count = self._value.numpy(), self._log_prob.numpy(), self.flags.size
-        return values[:count].reshape(self.shape), values[count:], log_probs[:count].reshape(self.shape)
+    def minibatch(self, size: int) -> RowBatch:
+        """Buffers of a gradient step over `size` rows."""
+        raise NotImplementedError
 
     def _chunks(self) -> Iterator[slice] | Iterator[NDArray[np.int64]]:
         """Rows of each evaluation pass."""
         rows, size = self.x.shape[0], self._pass.x.shape[0]
         return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
 
-    def _prepared(self, rows: slice | NDArray[np.int64]) -> NetworksPass:
+    def _prepared(self, rows: slice | NDArray[np.int64]) -> Any:
         """Pass with these rows as input; its buffer may hold further rows after them."""
         assert isinstance(rows, slice)
         fill_inputs(self._pass.x[: rows.stop - rows.start], self.x[rows], self._nets.byte_factor)
@@ -212,7 +188,6 @@ class Rollout:
             "action": self.action[:count].cpu().numpy().copy(),
             "reward": self.reward.reshape(-1).copy(),
             "flags": self.flags.reshape(-1).copy(),
-            "behaviour_log_prob": self.behaviour.reshape(-1).copy(),
         }
         return found | {name: self.column(name).reshape(-1).copy() for name in self.names}
 
@@ -220,7 +195,63 @@ class Rollout:
         self.columns.copy_(self._columns)
 
 
-class RecurrentRollout(Rollout):
+class PolicyRollout(Rollout):
+    """Rollout of a stochastic policy with a value network.
+
+    Attributes:
+        behaviour: `[S, T]` float32, log-probability of the action (or latent) under the behaviour policy.
+    """
+
+    STATE = (*Rollout.STATE, "behaviour")
+
+    def __init__(self, nets: ActorCritic, streams: int, length: int, columns: Sequence[str]) -> None:
+        super().__init__(nets, streams, length, columns)
+        self._networks = nets
+        self.behaviour = np.zeros(self.shape, np.float32)
+        self._log_prob = torch.zeros_like(self._value)
+
+    def stage(self, segments: Sequence[Segment]) -> None:
+        """See `Rollout.stage`."""
+        super().stage(segments)
+        self.behaviour[:] = np.concatenate([segment.extras["log_prob"] for segment in segments])
+        if (
+            self._networks.layout.squashed
+        ):  # from the stored density of tanh(u) to the density of the latent u
+            slope = log_tanh_slope(self._action[: self.flags.size])
+            self.behaviour += slope.sum(dim=1).numpy().reshape(self.shape)
+
+    def minibatch(self, size: int) -> Minibatch:
+        """See `Rollout`."""
+        return Minibatch(self._networks, self, size)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """See `Rollout`."""
+        return super().arrays() | {"behaviour_log_prob": self.behaviour.reshape(-1).copy()}
+
+    def evaluate(
+        self, log_prob: bool
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+        """Run the networks over all rows. Waits for the device.
+
+        Returns:
+            Values `[S, T]`, values `[S]` of the observations after the last rows, and, if `log_prob`, log-probabilities
+            `[S, T]` of the actions taken: float32 host arrays, overwritten by the next evaluation.
+        """
+        for own in self._chunks():
+            work, action = self._prepared(own), self.action[own]
+            size = action.shape[0]
+            if log_prob:
+                out, value = work.forward()
+                allowed = forbid(out[:size], self.mask, own)
+                self._log_prob[own] = self._networks.log_prob(allowed, action, self._networks.log_std).cpu()
+            else:
+                value = work.values()
+            self._value[own] = value[:size].cpu()
+        values, log_probs, count = self._value.numpy(), self._log_prob.numpy(), self.flags.size
+        return values[:count].reshape(self.shape), values[count:], log_probs[:count].reshape(self.shape)
+
+
+class RecurrentRollout(PolicyRollout):
     """Rollout of a recurrent policy: its streams are evaluated as sequences, starting from the stored states.
 
     The state before a segment's first row is the state that the actor stored there, in every epoch and every gradient
@@ -232,7 +263,7 @@ class RecurrentRollout(Rollout):
         state: `[S, state_size]` on the device, state before the first row of each stream.
     """
 
-    STATE = (*Rollout.STATE, "state")
+    STATE = (*PolicyRollout.STATE, "state")
 
     def __init__(self, nets: ActorCritic, streams: int, length: int, columns: Sequence[str]) -> None:
         super().__init__(nets, streams, length, columns)
@@ -272,29 +303,61 @@ class RecurrentRollout(Rollout):
         return work
 
 
-class Minibatch:
+class RowBatch:
     """Buffers of a gradient step over R rows of a rollout.
 
     Attributes:
         part: rows of the last `forward`.
-        choices: number of logits of each choice of an action; empty for a Gaussian.
         action: `[R, ...]`, actions of these rows.
         columns: `[C, R]` float32, per-row arguments of the loss; gathered from the rollout's columns, or set by an
             algorithm whose rollout has none.
+    """
+
+    part: Part
+
+    def __init__(self, nets: SegmentNetworks, rollout: Rollout, size: int) -> None:
+        self._pass = nets.make_pass(size, gradient=True)
+        self._byte_factor = nets.byte_factor
+        self.action = rollout.action.new_zeros((size, *rollout.action.shape[1:]))
+        self.columns = rollout.columns.new_zeros((len(rollout.names), size))
+
+    def forward(self, rollout: Rollout, part: Part, rows: Tensor) -> None:
+        """Copy the rows of `part` (on the device: `rows`) and run the networks over them."""
+        self.part = part
+        rollout.place(self._pass, part.rows)
+        if rollout.x.dtype == torch.uint8:
+            fill_inputs(self._pass.x, rollout.x.index_select(0, rows), self._byte_factor)
+        else:
+            torch.index_select(rollout.x, 0, rows, out=self._pass.x)
+        torch.index_select(rollout.action, 0, rows, out=self.action)
+        if rollout.names:
+            torch.index_select(rollout.columns, 1, rows, out=self.columns)
+
+    def backward(self, gradients: Any) -> None:
+        """Fill the networks' gradient from the gradients of the loss at the outputs."""
+        raise NotImplementedError
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean of `values` `[R]` over the trained rows, a scalar; 0 if there are none."""
+        return values[self.part.trained].sum() / max(self.part.samples, 1)
+
+
+class Minibatch(RowBatch):
+    """A `RowBatch` of a stochastic policy with a value network.
+
+    Attributes:
+        choices: number of logits of each choice of an action; empty for a Gaussian.
         out, value, log_std: outputs of the networks at the last `forward`, `[R, outputs]`, `[R]` and `[d]`; `log_std`
             is a copy, which `apply` does not change.
         kernel: kernel for the loss's gradients at these outputs; None on a GPU and for a recurrent policy.
     """
 
-    part: Part
     out: Tensor
     value: Tensor
 
     def __init__(self, nets: ActorCritic, rollout: Rollout, size: int) -> None:
+        super().__init__(nets, rollout, size)
         self._nets, self.choices = nets, nets.layout.choices
-        self._pass = nets.make_pass(size, gradient=True)
-        self.action = rollout.action.new_zeros((size, *rollout.action.shape[1:]))
-        self.columns = rollout.columns.new_zeros((len(rollout.names), size))
         self.log_std = nets.log_std.clone()
         self.kernel: LossKernel | None = None
         if nets.device.type == "cpu" and nets.layout.cell is None:  # the kernel assumes trained rows first
@@ -302,15 +365,7 @@ class Minibatch:
 
     def forward(self, rollout: Rollout, part: Part, rows: Tensor) -> None:
         """Copy the rows of `part` (on the device: `rows`) and run both networks over them."""
-        self.part = part
-        rollout.place(self._pass, part.rows)
-        if rollout.x.dtype == torch.uint8:
-            fill_inputs(self._pass.x, rollout.x.index_select(0, rows), self._nets.byte_factor)
-        else:
-            torch.index_select(rollout.x, 0, rows, out=self._pass.x)
-        torch.index_select(rollout.action, 0, rows, out=self.action)
-        if rollout.names:
-            torch.index_select(rollout.columns, 1, rows, out=self.columns)
+        super().forward(rollout, part, rows)
         out, self.value = self._pass.forward()
         self.out = forbid(out, rollout.mask, rows)
         if not self.choices:
@@ -320,10 +375,6 @@ class Minibatch:
     def outputs(self) -> Outputs:
         """`out`, `value` and `log_std`."""
         return self.out, self.value, self.log_std
-
-    def mean(self, values: Tensor) -> Tensor:
-        """Mean of `values` `[R]` over the trained rows, a scalar; 0 if all rows are RESET rows."""
-        return values[self.part.trained].sum() / max(self.part.samples, 1)
 
     def distribution(self, out: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of the actions, `[R]` each, for these policy outputs."""
@@ -360,6 +411,16 @@ def rows_of_streams(streams: NDArray[np.int64], shape: tuple[int, int]) -> NDArr
     count, length = shape
     own = (streams[:, None] * length + np.arange(length)).reshape(-1)
     return np.concatenate((own, count * length + streams))
+
+
+def parts_of_rows(rollout: Rollout, count: int, size: int, seed: Sequence[int]) -> list[Part]:
+    """Divide a permutation of the trained rows evenly into `count` gradient steps, padded to `size` rows with row N."""
+    trained, padding = np.flatnonzero(rollout.trained), rollout.flags.size
+    chosen = np.array_split(np.random.default_rng(seed).permutation(trained), count)
+    rows = np.full((count, min(size, padding)), padding, np.int64)
+    for own, part in zip(rows, chosen, strict=True):
+        own[: part.size] = part
+    return [Part(own, slice(part.size), part.size) for own, part in zip(rows, chosen, strict=True)]
 
 
 def parts_of_streams(rollout: Rollout, groups: Iterable[NDArray[np.int64]]) -> list[Part]:

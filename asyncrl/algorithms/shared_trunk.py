@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl.acting.images import CombinedNetwork, ConvolutionalNetwork
+from asyncrl.acting.modules import tensors_of
 from asyncrl.acting.recurrent_module import RecurrentModule
 from asyncrl.acting.stochastic import ActorLayout
 from asyncrl.algorithms.actor_critic import ActorCritic
@@ -51,6 +52,17 @@ class SharedTrunkActorCritic(ActorCritic):
         policy = Architecture(layout.sizes, network=factory, seed=seed)
         width = policy.modules[0].head[-1].in_features if cell is None else cell.size
         return policy, Architecture((width, 1), network=ValueHead, seed=seed + 1)
+
+    def critic_weights(self) -> Tensor:
+        """Weights of the trunk with the value's head in place of the policy's, a copy `[1, P]` on the host."""
+        policy, value = self._policy, self._value
+        assert isinstance(policy, ModuleNetwork) and isinstance(value, ModuleNetwork)
+        trunk: Any = policy.modules[0]
+        head: Any = value.modules[0]
+        replaced = trunk.head if self.layout.cell is not None else trunk.head[-1]
+        own = {id(replaced.weight): head.weight, id(replaced.bias): head.bias}
+        parts = [own.get(id(tensor), tensor).detach().reshape(-1) for tensor in tensors_of([trunk])]
+        return torch.cat(parts)[None].cpu()
 
     def make_pass(self, rows: int, gradient: bool) -> SharedPass:
         """Make a pass over `rows` rows (of whole streams if recurrent), with or without a backward pass."""

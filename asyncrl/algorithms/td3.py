@@ -8,7 +8,7 @@ The other options and the actor's loss, common with DDPG, are in `continuous.py`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -19,6 +19,7 @@ from asyncrl.options import Coefficient, Count
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from asyncrl.acting.critics import CriticLayout
     from asyncrl.algorithms.continuous_update import DeterministicUpdate
     from asyncrl.algorithms.staging import StagedBatch
 
@@ -68,6 +69,10 @@ class TD3(DeterministicActor):
     target_noise_clip: Coefficient = 0.5
     """Clip of the target noise, in units of half the action range."""
 
+    def critic_layout(self, spec: EnvSpec) -> CriticLayout:
+        """Shape of the critics. Raises `SpacesDoNotFit`."""
+        return replace(super().critic_layout(spec), copies=self.num_critics)
+
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> DeterministicUpdate:
         """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.continuous_update import DeterministicUpdate
@@ -80,5 +85,4 @@ class TD3(DeterministicActor):
             seed,
             critic_loss=critic_loss,
             smoothing=smoothing if self.target_noise > 0 else None,
-            num_critics=self.num_critics,
         )

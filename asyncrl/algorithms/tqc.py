@@ -7,7 +7,7 @@ Dabney et al. 2018      Distributional reinforcement learning with quantile regr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,6 +20,7 @@ from asyncrl.options import Count, NotNegative
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from asyncrl.acting.critics import CriticLayout
     from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyUpdate
     from asyncrl.algorithms.staging import StagedBatch
 
@@ -79,6 +80,10 @@ class TQC(MaximumEntropy):
             got = self.top_quantiles_to_drop_per_critic
             raise ValueError(f"top_quantiles_to_drop_per_critic must be {rule}, got {got}")
 
+    def critic_layout(self, spec: EnvSpec) -> CriticLayout:
+        """Shape of the critics. Raises `SpacesDoNotFit`."""
+        return replace(super().critic_layout(spec), outputs=self.num_quantiles)
+
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> MaximumEntropyUpdate:
         """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyUpdate
@@ -91,5 +96,4 @@ class TQC(MaximumEntropy):
             seed,
             critic_loss=partial(critic_loss, dropped=dropped),
             actor_loss=actor_loss,
-            critic_outputs=self.num_quantiles,
         )

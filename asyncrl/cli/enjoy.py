@@ -27,7 +27,7 @@ class EnjoyOptions:
     """Options of `asyncrl enjoy`."""
 
     run: str
-    """Directory of a run, a checkpoint file, or a policy file."""
+    """Directory of a run, a checkpoint file, a policy file, or hf://user/name."""
 
     video: str | None = None
     """File to record instead of a window: .mp4, .gif, .webm, .mkv or .mov; an existing one is replaced."""
@@ -63,7 +63,7 @@ def make_parser() -> Parser:
 def run(options: EnjoyOptions) -> None:
     """Play and show episodes."""
     from asyncrl.envs.checks import close_env
-    from asyncrl.policies.load import checkpoint_file, load
+    from asyncrl.policies.load import load_named
     from asyncrl.show.video import VideoWriter, frames_per_second, require_video
 
     video = None if options.video is None else Path(options.video).expanduser()
@@ -73,12 +73,11 @@ def run(options: EnjoyOptions) -> None:
         require_video(video)
         # pygame then looks for no display, and reports none.
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    policy = load(options.run, checkpoint=options.checkpoint, trusted=True)
-    path = checkpoint_file(Path(options.run).expanduser(), options.checkpoint)
+    policy, file = load_named(options.run, options.checkpoint)
     with contextlib.ExitStack() as stack:
         env = policy.built_env("human" if video is None else "rgb_array")
         stack.callback(close_env, env)
-        print(f"policy       {policy.describe(path)}", flush=True)
+        print(f"policy       {policy.describe(file)}", flush=True)
         if video is None:
             with contextlib.suppress(WindowClosed):
                 _show(policy, env, options, None)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.cli.flags import Parser, PolicyParser
@@ -14,6 +15,7 @@ from asyncrl.options import Count, NotNegative, check_options
 if TYPE_CHECKING:
     from asyncrl.actors.episodes import Episodes
     from asyncrl.actors.forkserver import ForkServer
+    from asyncrl.envs.source import EnvSource
     from asyncrl.policies.portable_policy import PortablePolicy
 
 
@@ -22,7 +24,7 @@ class EvalOptions:
     """Options of `asyncrl eval`."""
 
     run: str
-    """Directory of a run, a checkpoint file, or a policy file."""
+    """Directory of a run, a checkpoint file, a policy file, or hf://user/name."""
 
     episodes: Count = 20
     """Greedy episodes to play."""
@@ -32,6 +34,9 @@ class EvalOptions:
 
     seed: NotNegative = 0
     """Seed of the episodes."""
+
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment's constructor, over those of the run."""
 
     json: bool = False
     """Print one JSON object instead of text."""
@@ -47,11 +52,10 @@ def make_parser() -> Parser:
 
 def run(options: EvalOptions, server: ForkServer) -> None:
     """Play the episodes and print their returns. Reading a checkpoint imports torch."""
-    from asyncrl.policies.load import checkpoint_file, load
+    from asyncrl.policies.load import load_named
 
-    path = checkpoint_file(Path(options.run).expanduser(), options.checkpoint)
-    policy = load(options.run, checkpoint=options.checkpoint, trusted=True)
-    record = _evaluation_record(options, path, policy, asyncio.run(_play(policy, options, server)))
+    policy, file = load_named(options.run, options.checkpoint)
+    record = evaluate(policy, file, options.episodes, options.seed, server, options.env_kwargs)
     if options.json:
         print(json.dumps(record, allow_nan=False), flush=True)
     else:
@@ -61,20 +65,61 @@ def run(options: EvalOptions, server: ForkServer) -> None:
             f"from {record['return_min']:.1f} to {record['return_max']:.1f}\n"
             f"{_agents(record.get('agent_returns', {}))}"
             f"length       {record['length_mean']:.1f} steps\n"
-            f"policy       {policy.describe(path)}\n"
-            f"file         {path}",
+            f"policy       {policy.describe(file)}\n"
+            f"file         {file}",
             flush=True,
         )
 
 
-async def _play(policy: PortablePolicy, options: EvalOptions, server: ForkServer) -> Episodes:
+def evaluate(
+    policy: PortablePolicy,
+    file: str,
+    episodes: int,
+    seed: int,
+    server: ForkServer,
+    env_kwargs: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Play greedy episodes in a process of `server` and return the record that `--json` prints.
+
+    Args:
+        policy: the policy.
+        file: name of its file.
+        episodes: number of episodes.
+        seed: seed of the episodes.
+        server: the fork server.
+        env_kwargs: keyword arguments of the environment's constructor, over those of the run.
+    """
+    source = policy.source.changed(env_kwargs, ())
+    each, lengths = asyncio.run(_play(policy, source, episodes, seed, server))
+    returns = each if each.ndim == 1 else each.sum(axis=1)
+    names = [agent.name for agent in policy.spec.agents]
+    return {
+        "checkpoint": file,
+        "env": policy.meta.env,
+        "algo": policy.meta.algo,
+        "env_steps": policy.meta.env_steps,
+        "policy_version": policy.meta.policy_version,
+        "seed": seed,
+        "episodes": int(returns.shape[0]),
+        "return_mean": float(returns.mean()),
+        "return_std": float(returns.std()),
+        "return_min": float(returns.min()),
+        "return_max": float(returns.max()),
+        "length_mean": float(lengths.mean()),
+        **({"agent_returns": dict(zip(names, each.mean(axis=0).tolist(), strict=True))} if names else {}),
+    }
+
+
+async def _play(
+    policy: PortablePolicy, source: EnvSource, episodes: int, seed: int, server: ForkServer
+) -> Episodes:
     from asyncrl.actors.evaluator import RemoteEvaluator
     from asyncrl.envs.factory_pickle import pack_policy
 
     packed = pack_policy(policy.policy)
-    evaluator = RemoteEvaluator(server, policy.source, policy.spec, packed, seed=options.seed)
+    evaluator = RemoteEvaluator(server, source, policy.spec, packed, seed=seed)
     try:
-        return await evaluator.evaluate(policy.weights, options.episodes)
+        return await evaluator.evaluate(policy.weights, episodes)
     finally:
         await evaluator.close()
 
@@ -86,26 +131,3 @@ def _agents(returns: dict[str, float]) -> str:
         if returns
         else ""
     )
-
-
-def _evaluation_record(
-    options: EvalOptions, path: Path, policy: PortablePolicy, episodes: Episodes
-) -> dict[str, Any]:
-    each, lengths = episodes
-    returns = each if each.ndim == 1 else each.sum(axis=1)
-    names = [agent.name for agent in policy.spec.agents]
-    return {
-        "checkpoint": str(path),
-        "env": policy.meta.env,
-        "algo": policy.meta.algo,
-        "env_steps": policy.meta.env_steps,
-        "policy_version": policy.meta.policy_version,
-        "seed": options.seed,
-        "episodes": int(returns.shape[0]),
-        "return_mean": float(returns.mean()),
-        "return_std": float(returns.std()),
-        "return_min": float(returns.min()),
-        "return_max": float(returns.max()),
-        "length_mean": float(lengths.mean()),
-        **({"agent_returns": dict(zip(names, each.mean(axis=0).tolist(), strict=True))} if names else {}),
-    }

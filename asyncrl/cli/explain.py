@@ -88,7 +88,7 @@ def _owners(option: str) -> dict[str, Option]:
 
 def _explanation(name: str, owners: Mapping[str, Option]) -> str:
     whose = "every run" if RUN in owners else ", ".join(owners)
-    lines = [f"{name}: option of {whose}", ""]
+    lines = [*textwrap.wrap(f"{name}: option of {whose}", WIDTH, subsequent_indent="  "), ""]
     texts = _grouped({owner: option.text for owner, option in owners.items()})
     for text, of in texts.items():
         said = text if len(texts) == 1 else f"{', '.join(of)}: {text}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from asyncrl.cli.flags import Parser, PolicyParser
@@ -13,13 +15,16 @@ class ExportOptions:
     """Options of `asyncrl export`."""
 
     run: str
-    """Directory of a run, a checkpoint file, or a policy file."""
+    """Directory of a run, a checkpoint file, a policy file, or hf://user/name."""
 
     onnx: str | None = None
     """File for the greedy policy as an ONNX model, which runs without asyncrl."""
 
     policy: str | None = None
     """File for the policy in the format of `asyncrl.load`, which acts without torch."""
+
+    critics: bool = False
+    """Also keep the critics in the policy's file, from which its values are computed."""
 
     checkpoint: str | None = None
     """Checkpoint of the run: best, latest or a number of steps; none means best, or latest if nothing was evaluated."""
@@ -29,6 +34,8 @@ class ExportOptions:
             raise ValueError(
                 "onnx or policy must be given, for example: asyncrl export RUN --onnx policy.onnx"
             )
+        if self.critics and self.policy is None:
+            raise ValueError("critics must come with policy: an ONNX model has the greedy action alone")
 
 
 def make_parser() -> Parser:
@@ -40,18 +47,21 @@ def make_parser() -> Parser:
 
 def run(options: ExportOptions) -> None:
     """Write the files."""
-    from asyncrl.policies.load import checkpoint_file, load
+    from asyncrl.policies.load import load_named
     from asyncrl.policies.onnx_export import require_onnx
     from asyncrl.storage.disk_space import error_of_file
 
     if options.onnx is not None:
         require_onnx()
-    path = checkpoint_file(Path(options.run).expanduser(), options.checkpoint)
-    policy = load(options.run, checkpoint=options.checkpoint, trusted=True)
-    print(f"policy       {policy.describe(path)}", flush=True)
-    writers = {"onnx": (options.onnx, policy.export_onnx), "file": (options.policy, policy.save)}
-    for what, (file, write) in writers.items():
-        if file is not None:
-            with error_of_file("the policy", Path(file).expanduser()):
-                written = write(file)
+    policy, file = load_named(options.run, options.checkpoint)
+    print(f"policy       {policy.describe(file)}", flush=True)
+    save = partial(policy.save, critics=options.critics)
+    writers: dict[str, tuple[str | None, Callable[[str], Path]]] = {
+        "onnx": (options.onnx, policy.export_onnx),
+        "file": (options.policy, save),
+    }
+    for what, (target, write) in writers.items():
+        if target is not None:
+            with error_of_file("the policy", Path(target).expanduser()):
+                written = write(target)
             print(f"{what:12} {written}", flush=True)

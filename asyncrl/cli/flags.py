@@ -18,11 +18,23 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar, get_origin
 
-from asyncrl.options import Option, describe, near_miss, option_help
+from asyncrl.options import Option, describe, near_miss, option_help, parse_count
 
 R = TypeVar("R")
 
 UNLISTED = (
+    "agent_id",
+    "pad_spaces",
+    "demonstration_fraction",
+    "eval_env_kwargs",
+    "eval_levels",
+    "burst_seconds",
+    "ready_timeout_seconds",
+    "max_restarts",
+    "self_play",
+    "self_play_fraction",
+    "self_play_interval",
+    "self_play_versions",
     "fusion_interval",
     "max_fusion_staleness",
     "fusion_dtype",
@@ -33,7 +45,12 @@ UNLISTED = (
 """Flags left out of help to keep it within two screens; `asyncrl explain` and the documentation have them."""
 SHORT = {"num_actors": "--actors", "total_steps": "--steps", "wrappers": "--wrapper"}
 """Short forms of the most common flags."""
-_ITEMS = {"env_kwargs": "KEY:VALUE", "wrappers": "MODULE:NAME"}
+_ITEMS = {
+    "env_kwargs": "KEY:VALUE",
+    "wrappers": "MODULE:NAME",
+    "eval_env_kwargs": "KEY:VALUE",
+    "eval_levels": "NAME:{KEY:VALUE}",
+}
 _PLACEHOLDERS = {"a whole number": "N", "a number": "X", "a text": "TEXT"}
 _HELP_COLUMN, _WIDEST, _LONGEST_LINE = 30, 110, 118
 
@@ -189,6 +206,17 @@ def finite_number(text: str, *, or_zero: bool = False) -> float:
     return value
 
 
+def count(text: str) -> int:
+    """Parse a whole number of at least 1; likewise."""
+    try:
+        value = parse_count(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return value
+
+
 def shown(value: object) -> str:
     """Format a value as on the command line."""
     if isinstance(value, bool):
@@ -240,15 +268,28 @@ def merged(
 
 
 class PolicyParser(Parser):
-    """Parser of a command that takes a policy: RUN is the field `run` of `record`, its other fields are flags."""
+    """Parser of a command that takes a policy: RUN is the field `run` of `record`, its other fields are flags.
 
-    def __init__(self, usage: str, description: str, record: type) -> None:
+    Args:
+        usage: see `Parser`.
+        description: see `Parser`.
+        record: class of options.
+        others: help of the other arguments without a flag, by the name of their field.
+    """
+
+    def __init__(
+        self, usage: str, description: str, record: type, others: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(usage, description)
-        self._record = record
-        self.add_argument("RUN", help="directory of a run, a checkpoint file, or a policy file")
-        add_flags(self, record, skip=("run",))
+        run = "directory of a run, a checkpoint file, a policy file, or hf://user/name"
+        self._record, arguments = record, {"run": run, **(others or {})}
+        self._arguments = tuple(arguments)
+        for name, text in arguments.items():
+            self.add_argument(name.upper(), help=text)
+        add_flags(self, record, skip=self._arguments)
 
     def parse_exactly(self, arguments: Sequence[str]) -> Any:
         """Parse into a `record`. Raises SystemExit with code 2 for an unknown flag or a wrong value."""
         parsed = super().parse_exactly(arguments)
-        return merged(self, self._record, given_flags(parsed, self._record), {"run": parsed.RUN})
+        named = {name: getattr(parsed, name.upper()) for name in self._arguments}
+        return merged(self, self._record, given_flags(parsed, self._record), named)

@@ -70,10 +70,15 @@ class Command:
 
 _COMMANDS = (
     Command("train", "ENV", "train an agent in an environment", needs_server=True),
+    Command("tune", "ENV", "search better options of an algorithm, and compare them on new seeds"),
     Command("eval", "RUN", "play greedy episodes with the policy of a run", needs_server=True),
     Command("resume", "RUN", "continue a run in its directory", needs_server=True),
     Command("enjoy", "RUN", "watch the policy of a run, or record it as a video"),
     Command("export", "RUN", "write the policy of a run as an ONNX model"),
+    Command("record", "RUN", "write the steps of a policy as a dataset that Minari loads"),
+    Command(
+        "push", "RUN REPO", "put the policy of a run on the Hugging Face Hub, with a card", needs_server=True
+    ),
     Command("plot", "RUN...", "plot the return of runs, in the terminal or as a picture"),
     Command("ls", "[FOLDER]", "list the runs of a folder, and process and page of those in progress"),
     Command("diff", "A B", "show the options and the outcome in which two runs differ"),

@@ -140,7 +140,7 @@ def run_pilot(
 
     with warnings.catch_warnings(), Trainer.from_config(changed, algorithm) as trainer:
         warnings.simplefilter("ignore", EvaluationIncomplete)  # its episodes are truncated on purpose
-        result = trainer.learn(on_snapshot=collect)
+        result = trainer.learn(on_snapshot=collect, progress=False)
         last = trainer.snapshot()
     assert last is not None
     return _measured(learned or [last], result.policy.spec.vector_envs or envs_per_actor)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 NAMES = {"eval/mean_reward": "greedy return", "rollout/ep_rew_mean": "training return"}
 KNOWN_SCALES = "random,reference"
+STUDY = "study.db"
+"""File in the directory of a search, which is shown as its trials."""
 SCREEN_LINES = 23
 
 
@@ -33,7 +35,7 @@ def make_parser() -> Parser:
         "Compare runs. Runs that share all options but the seed are one line: the mean of those that reach a step, "
         "with the 95 % bootstrap interval as its band. Every environment has axes of its own.",
     )
-    parser.add_argument("RUN", nargs="+", help="directories of runs, or folders of them")
+    parser.add_argument("RUN", nargs="+", help="directories of runs, folders of them, or that of a search")
     parser.add_argument(
         "--out", metavar="FILE", help="write a .png, .svg or .pdf (needs matplotlib) or an .html page"
     )
@@ -58,6 +60,8 @@ def run(options: argparse.Namespace) -> None:
     from asyncrl.show.comparison import over_environments, results
     from asyncrl.show.curves import curves, default_metric
 
+    if len(options.RUN) == 1 and (search := Path(options.RUN[0]).expanduser() / STUDY).is_file():
+        return _plot_trials(search.parent, options.out)
     runs: dict[Path, KeptRun] = {}
     for path in options.RUN:
         found = find_runs(Path(path).expanduser()) or [existing_run(path)]
@@ -190,3 +194,42 @@ def _write_page(file: Path, groups: Sequence[RunGroup]) -> None:
     with error_of_file("the page", file):
         write_atomically(file, [static_page(str(root), groups, names)])
     print(file)
+
+
+def _plot_trials(folder: Path, out: str | None) -> None:
+    """Show the trials of a search: their values in order and the best ones, or in a picture each option's values."""
+    import numpy as np
+
+    from asyncrl.show.curves import Curve
+    from asyncrl.show.text_plot import text_plot
+    from asyncrl.tuning.result import trials_table
+    from asyncrl.tuning.study import kept_trials
+
+    trials = kept_trials(folder)
+    ended = [trial for trial in trials if trial.value is not None]
+    if not ended:
+        raise ConfigurationError(f"no trial in {folder} has ended", facts={"trials": len(trials)})
+    numbers, values = np.array([t.number for t in ended], float), np.array([t.value for t in ended], float)
+    if out:
+        from asyncrl.show.picture import write_slices
+
+        file = Path(out).expanduser()
+        names = list(dict.fromkeys(name for trial in ended for name in trial.options))
+        slices = {
+            name: [(t.options[name], float(t.value or 0.0)) for t in ended if name in t.options]
+            for name in names
+        }
+        write_slices(file, {"trial": list(zip(numbers, values, strict=True)), **slices}, "value", folder.name)
+        return print(file)
+    complete = [
+        value if trial.state == "complete" else -np.inf for trial, value in zip(ended, values, strict=True)
+    ]
+    best = np.maximum.accumulate(np.maximum(complete, values.min()))
+    curves = [
+        Curve("", name, "", numbers, line, line, line, np.ones_like(line))
+        for name, line in (("best so far", best), ("value", values))
+    ]
+    width = min(110, shutil.get_terminal_size((80, 24)).columns - 1)
+    print(text_plot(curves, f"value over trials, {folder.name}", "trials", width=width, height=14))
+    header, rows = trials_table(ended)
+    print(f"\n{text_table(header, rows, right=('trial', 'value'))}")

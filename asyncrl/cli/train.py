@@ -6,10 +6,13 @@ from the record's default.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-from collections.abc import Container, Iterable, Sequence
+import time
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncrl.algorithms import ALGORITHMS, preset_options
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
@@ -25,20 +28,93 @@ from asyncrl.cli.train_flags import (
 )
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import UserError
-from asyncrl.options import option_values
+from asyncrl.options import option_values, parse_count
 from asyncrl.protocols import Algorithm
 from asyncrl.storage.config_file import TRAINER, make_record, read_config
+from asyncrl.trainer.arguments import seeds_from
 
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
 
 
-def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
-    """Make the records of a run from the arguments of `asyncrl train`.
+@dataclass(frozen=True)
+class SeedOptions:
+    """A run for each of several seeds.
+
+    Attributes:
+        config, algorithm: all options, but the seed and the directory of each run.
+        folders: directory of each seed's run, None to keep nothing.
+        at_once: runs at a time, None for as many as there are cores for.
+    """
+
+    config: TrainerConfig
+    algorithm: Algorithm
+    folders: Mapping[int, Path | None]
+    at_once: int | None
+
+
+class Given(NamedTuple):
+    """Options of a run as given on a command line.
+
+    Attributes:
+        parsed: values of all flags.
+        config, algorithm: the records.
+        names_folder: whether flags or file say where the run is kept, or that it is not.
+    """
+
+    parsed: argparse.Namespace
+    config: TrainerConfig
+    algorithm: Algorithm
+    names_folder: bool
+
+
+def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm] | SeedOptions:
+    """Make the records of a run, or of several, from the arguments of `asyncrl train`.
 
     Raises:
         SystemExit: with code 2, for a wrong flag or value.
         ConfigurationError: the file of `--config` is wrong (ASYNC017).
+    """
+    parsed, config, algorithm, names_folder = parse_run(arguments, make_parser)
+    env, algo = config.env, config.algo
+    if parsed.seeds is None:
+        if parsed.jobs is not None:
+            make_parser([]).error("--jobs needs --seeds: it is the number of runs at a time")
+        folder = None if names_folder else new_run_dir(env, algo, config.seed)
+        return (config if folder is None else dataclasses.replace(config, run_dir=str(folder))), algorithm
+    seeds = _seeds(parsed.seeds, config)
+    if names_folder:
+        parent = None if config.run_dir is None else Path(config.run_dir)
+        folders = {seed: None if parent is None else parent / f"s{seed}" for seed in seeds}
+    else:
+        now = time.localtime()
+        folders = {seed: new_run_dir(env, algo, seed, now) for seed in seeds}
+    return SeedOptions(config, algorithm, folders, parsed.jobs)
+
+
+def _seeds(text: str, config: TrainerConfig) -> tuple[int, ...]:
+    """Seeds of `--seeds`: `5` are that many from `--seed`, `3,7` are these. Exits with code 2 for another text."""
+    try:
+        numbers = [parse_count(part) for part in text.split(",")]
+        seeds = seeds_from(config.seed, numbers if "," in text else numbers[0])
+    except ValueError:
+        make_parser([]).error(
+            f"argument --seeds: must be a number of seeds, or different seeds as 0,1,2, got {text!r}"
+        )
+    if isinstance(config.http, int):
+        make_parser([]).error("argument --http: must be auto or off with --seeds, as one run takes the port")
+    return seeds
+
+
+def parse_run(arguments: Sequence[str], make_parser: Callable[[list[str]], Parser]) -> Given:
+    """Make the records of a run from the arguments of a command.
+
+    Args:
+        arguments: those of the command.
+        make_parser: makes its parser with the flags of named algorithms.
+
+    Raises:
+        SystemExit, ConfigurationError: see `parse`.
     """
     given_algorithm = imported_algorithm(last_value(arguments, "--algo") or "")
     if {"-h", "--help"} & set(arguments):
@@ -56,7 +132,7 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
         flags |= {"env": parsed.ENV, "env_file": flags.get("env_file")}  # the file's belongs to its own env
     env = flags.get("env", in_file.get("env"))
     if env is None:
-        parser.error(_env_missing(flags.get("env_kwargs", ())))
+        parser.error(_env_missing(flags.get("env_kwargs", ()), parser.prog))
     if "algo" in flags:
         flags["algo"] = algo
     check_algorithm(parser, algo)
@@ -69,22 +145,20 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
             "--env-kwargs, --wrapper, --agent-id and --pad-spaces cannot change the pickled environment of --config"
         )
     config = _record(parser, TrainerConfig, flags, tuned, file, TRAINER)
-    if "run_dir" not in flags and "run_dir" not in tuned:
-        config = dataclasses.replace(config, run_dir=new_run_dir(env, algo, config.seed))
     record: Any = ALGORITHMS[algo]
     given = given_flags(parsed, record, f"{algo}.")
     rest = {**option_values(record.preset(env)), **tables.get(algo, {})}
     algorithm = _record(parser, record, given, rest, file, algo)
     if file is not None and algo == in_file.get("algo"):
         algorithm = _with_own_functions(algorithm, file.parent, given)
-    return config, algorithm
+    return Given(parsed, config, algorithm, "run_dir" in flags or "run_dir" in tuned)
 
 
-def _env_missing(env_kwargs: Iterable[str]) -> str:
+def _env_missing(env_kwargs: Iterable[str], command: str) -> str:
     """Message for a command line without an environment, which `--env-kwargs` may have taken as a value."""
     if any(":" not in text for text in env_kwargs):
         return "ENV is missing, write it before --env-kwargs"
-    return "ENV is missing, for example: asyncrl train CartPole-v1 --algo dqn"
+    return f"ENV is missing, for example: {command} CartPole-v1 --algo dqn"
 
 
 def _with_own_functions(algorithm: Any, run: Path, given: Container[str]) -> Any:
@@ -116,8 +190,11 @@ def _record(
     return merged(parser, record, flags, rest, prefix="" if table == TRAINER else f"{table}.")
 
 
-def run(options: tuple[TrainerConfig, Algorithm], server: ForkServer) -> int:
+def run(options: tuple[TrainerConfig, Algorithm] | SeedOptions, server: ForkServer) -> int:
     """Train; returns the exit code. Raises the error that ended the run."""
+    if isinstance(options, SeedOptions):
+        server.close()  # every run has its own
+        return _run_seeds(options)
     config, algorithm = options
     with Interrupts() as interrupts:  # before the imports, the longest part of the start
         from asyncrl.cli.training import train
@@ -130,3 +207,20 @@ def run(options: tuple[TrainerConfig, Algorithm], server: ForkServer) -> int:
             raise
         except ValueError as error:  # a rule that is checked when the run is built: a pace that deadlocks
             return reported_as_usage(error, "train", algorithm.name)
+
+
+def _run_seeds(options: SeedOptions) -> int:
+    with Interrupts() as interrupts:
+        from asyncrl.cli.seeds import train_seeds
+
+        try:
+            return train_seeds(
+                options.config, options.algorithm, options.folders, options.at_once, interrupts
+            )
+        except (UserError, ValueError) as error:
+            for folder in options.folders.values():
+                if folder is not None:
+                    remove_if_never_trained(folder)
+            if isinstance(error, UserError):
+                raise
+            return reported_as_usage(error, "train", options.algorithm.name)

@@ -6,19 +6,21 @@ asyncrl train --help dqn      and those of DQN
 
 from __future__ import annotations
 
+import argparse
+import textwrap
 from collections.abc import Sequence
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.other_names import answer as other_answer
 from asyncrl.algorithms.other_names import closest_algorithm, other_names
 from asyncrl.algorithms.registry import algorithm_name
-from asyncrl.cli.flags import Parser, add_flags, flag_of
+from asyncrl.cli.flags import Parser, add_flags, count, flag_of
 from asyncrl.cli.output import print_error
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import AsyncRLError
 from asyncrl.options import near_miss, option_help
 
-NOT_A_FIELD = ("config",)
+NOT_A_FIELD = ("config", "seeds", "jobs")
 """Flags of the command that are no options of a run."""
 FIRST = (
     "algo",
@@ -29,7 +31,14 @@ FIRST = (
     "wrappers",
     "agent_id",
     "pad_spaces",
+    "self_play",
+    "self_play_fraction",
+    "self_play_interval",
+    "self_play_versions",
     "init_from",
+    "dataset",
+    "demonstrations",
+    "demonstration_fraction",
 )
 """Options of the first section of help, "what"."""
 SECTIONS = {
@@ -41,7 +50,7 @@ SECTIONS = {
     "page": "http",
 }
 """First option of every further section: it goes on to the first of another one, in the order of `TrainerConfig`."""
-WITHOUT_HELP = ("env", "env_file")
+WITHOUT_HELP = ("env", "env_file", "eval_env_file")
 """Options without a flag in help: the first argument, and one that only a run's own `config.toml` sets."""
 
 
@@ -62,12 +71,27 @@ def make_parser(algorithms: Sequence[str] | None = None) -> Parser:
     parser = Parser(
         "train ENV --algo ALGO [options]",
         "Train an agent until --steps, --max-seconds, --target-return or Ctrl-C ends it.",
-        epilog=f"algorithms: {' '.join(ALGORITHMS)}\n"
+        epilog=textwrap.fill(f"algorithms: {' '.join(ALGORITHMS)}", 79) + "\n"
         "`asyncrl explain OPTION` tells all about one. `asyncrl presets` lists other\n"
         "defaults for known environments.",
         add_help=False,
         answer=lambda flag: answer(flag, names[0] if len(names) == 1 else None),
     )
+    add_run_flags(parser, names)
+    return parser
+
+
+def add_run_flags(
+    parser: Parser, algorithms: Sequence[str], skip: Sequence[str] = (), seeds: bool = True
+) -> None:
+    """Add the environment and the flags of a run in sections, then those of `algorithms`.
+
+    Args:
+        parser: gets them.
+        algorithms: their names.
+        skip: options of a run without a flag.
+        seeds: whether there are flags for a run per seed.
+    """
     for title, options in sections().items():
         group = parser.add_argument_group(title)
         if title == "what":
@@ -76,11 +100,20 @@ def make_parser(algorithms: Sequence[str] | None = None) -> Parser:
                 "-h", "--help", action="help", help="Show this; --help dqn adds options of dqn"
             )
             group.add_argument("--config", metavar="FILE", help="TOML file with options; flags override it")
-        add_flags(group, TrainerConfig, only=options, brief=True)
-    for name in names:
+            if seeds:
+                group.add_argument(
+                    "--seeds", metavar="N|N,N", help="A run for each of N seeds from --seed, or of these"
+                )
+                add_jobs(group)
+        add_flags(group, TrainerConfig, only=options, skip=skip, brief=True)
+    for name in algorithms:
         group = parser.add_argument_group(f"options of {name}")
         add_flags(group, ALGORITHMS[name], prefix=f"{name}.", brief=True)
-    return parser
+
+
+def add_jobs(group: argparse._ActionsContainer) -> None:
+    """Add the flag for the number of runs at a time."""
+    group.add_argument("--jobs", type=count, metavar="N", help="Runs at a time (as the cores allow)")
 
 
 def algorithms_named(arguments: Sequence[str]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shlex
 import sys
 import tempfile
@@ -19,14 +18,10 @@ from asyncrl.errors import ResourceError, error_text
 from asyncrl.learning.clock import PROGRAM_START
 from asyncrl.protocols import Algorithm
 from asyncrl.run.result import TrainResult
-from asyncrl.show.console import RunConsole, discard
+from asyncrl.show.console import LEADS, RunConsole, discard
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.trainer.trainer import Trainer
 
-LEADS = os.environ.get("RANK", "0") == "0"
-"""Whether this process shows the run: under torchrun only rank 0 does."""
-PATIENCE_SECONDS = 10.0
-"""Start-up time after which the view shows that the run is starting."""
 NEXT = {"eval": "", "enjoy": "", "resume": " --steps +100k", "plot": ""}
 """Suggested commands after a run, with the text after the run's path."""
 _PLACES: tuple[Callable[[], str | Path], ...] = (Path.cwd, tempfile.gettempdir)
@@ -51,12 +46,11 @@ def learn(trainer: Trainer, interrupts: Interrupts) -> int:
             interrupts.notify = console.notify
 
         def show(snapshot: Snapshot) -> None:
-            console.url = trainer.page_url
-            if LEADS and is_worth_showing(snapshot):
-                console.show(snapshot)
+            if LEADS:
+                console.follow(snapshot, trainer.page_url)
 
         try:
-            result = trainer.learn(on_snapshot=show)
+            result = trainer.learn(on_snapshot=show, progress=False)
         except Exception:
             if trainer.result is not None:  # the run failed after it had learned
                 console.close()
@@ -90,13 +84,6 @@ def _best(trainer: Trainer) -> EvaluationResult | None:
     return snapshot.best_evaluation if snapshot is not None else None
 
 
-def is_worth_showing(snapshot: Snapshot) -> bool:
-    """Whether a snapshot is more than zeros: an error before training is printed without a view."""
-    if snapshot.env_steps or snapshot.state not in ("starting", "failed"):
-        return True
-    return snapshot.state == "starting" and snapshot.wall_seconds > PATIENCE_SECONDS
-
-
 def describe_result(result: TrainResult, best: EvaluationResult | None) -> str:
     """Closing lines of a run: stop reason, returns, cost, files, and suggested commands."""
     summary = result.summary
@@ -104,6 +91,7 @@ def describe_result(result: TrainResult, best: EvaluationResult | None) -> str:
         f"stopped by    {result.stop_reason}",
         f"best return   {_return(best)}" + (f", after {best.env_steps:,} steps" if best is not None else ""),
         f"final return  {_return(result.evaluation)}",
+        *_levels(result.evaluation),
         f"training      {summary['train_seconds']:.2f} s, {summary['env_steps']:,} steps, "
         f"{summary['updates']:,} updates",
         *_target_line(summary),
@@ -111,6 +99,15 @@ def describe_result(result: TrainResult, best: EvaluationResult | None) -> str:
         *_files(result.run_dir, saved=not result.unsaved),
     ]
     return "\n".join(lines)
+
+
+def _levels(evaluation: EvaluationResult | None) -> list[str]:
+    """Line with the return of each level of the evaluation, if it has some."""
+    if evaluation is None or not evaluation.level_returns:
+        return []
+    return [
+        f"levels        {', '.join(f'{name} {value:.1f}' for name, value in evaluation.level_returns.items())}"
+    ]
 
 
 def _return(evaluation: EvaluationResult | None) -> str:

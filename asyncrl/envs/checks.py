@@ -111,6 +111,21 @@ def require_spaces(spec: EnvSpec, env: Any) -> None:
             )
 
 
+def require_same_spaces(spec: EnvSpec, other: EnvSpec) -> None:
+    """Raise `SpacesDoNotFit` (ASYNC005) unless an environment of evaluations has the spaces of the one of training."""
+    for what, trained, evaluated in (
+        ("action", spec.action, other.action),
+        ("observation", _stored(spec), _stored(other)),
+        ("agents", spec.agents, other.agents),
+    ):
+        if trained != evaluated:
+            raise SpacesDoNotFit(
+                f"{other.name} cannot evaluate a policy of {spec.name}: their {what} differ.",
+                facts={"trained in": trained, "evaluated in": evaluated},
+                fix="evaluate in an environment with the same spaces, or wrap it (wrappers are for both)",
+            )
+
+
 def _stored(spec: EnvSpec) -> tuple[object, ...]:
     return spec.observation_shape, spec.observation_dtype, tuple(stored_as(leaf) for leaf in spec.leaves)
 

@@ -309,7 +309,8 @@ def rows_of(obs: Any, spec: EnvSpec) -> NDArray[Any]:
     """Convert the observations given to `predict` to a row `[n]` or rows `[B, n]`.
 
     Args:
-        obs: one observation of the space, a batch whose leaves have a first axis B, or rows `[..., n]` (no copy).
+        obs: one observation of the space, a batch whose leaves have a first axis B, a list of Dict observations, or
+            rows `[..., n]` (no copy).
         spec: the environment.
 
     Raises:
@@ -319,12 +320,21 @@ def rows_of(obs: Any, spec: EnvSpec) -> NDArray[Any]:
     if is_array and obs.shape[-1:] == spec.observation_shape:
         rows: NDArray[Any] = obs
         return rows
+    if _is_list_of_dicts(obs, spec):
+        return np.stack([rows_of(one, spec) for one in obs])
     arrays = [_array_of(obs, leaf) for leaf in spec.leaves]
     if arrays[0].ndim == len(spec.leaves[0].shape):
         return _row_of(arrays, spec)
     if len(lengths := {array.shape[:1] for array in arrays}) > 1:
         raise ValueError(f"all leaves of a batch must have one first axis, got {sorted(lengths)}")
     return np.stack([_row_of([array[i] for array in arrays], spec) for i in range(len(arrays[0]))])
+
+
+def _is_list_of_dicts(obs: Any, spec: EnvSpec) -> bool:
+    """Whether these are several Dict observations, and not one of a Tuple space of Dicts."""
+    if not isinstance(obs, list) or not obs or not all(isinstance(one, Mapping) for one in obs):
+        return False
+    return spec.leaves[0].path[0] in obs[0]
 
 
 def _array_of(obs: Any, leaf: Leaf) -> NDArray[Any]:

@@ -43,10 +43,12 @@ _LISTED = 5
 MUJOCO_BELOW = "3.12"
 """First version of MuJoCo that gymnasium-robotics 1.4.2 does not work with; dm-control 1.0.44 is the last for it."""
 _OWN = {
-    "asyncrl/BitFlip-v0": "asyncrl.envs.bit_flip:BitFlip",
-    "asyncrl/Catch-v0": "asyncrl.envs.catch:Catch",
-    "asyncrl/Recall-v0": "asyncrl.envs.recall:Recall",
+    "asyncrl/BitFlip-v0": ("asyncrl.envs.bit_flip:BitFlip", 0.95),
+    "asyncrl/Catch-v0": ("asyncrl.envs.catch:Catch", 0.95),
+    "asyncrl/ConnectFour-v0": ("asyncrl.envs.connect_four:ConnectFour", None),
+    "asyncrl/Recall-v0": ("asyncrl.envs.recall:Recall", 0.95),
 }
+"""Environments of this package by id: where they are, and the return from which they count as solved."""
 
 
 def find(name: str, main_only: bool = False) -> GymnasiumSpec | Callable[..., Any]:
@@ -71,9 +73,9 @@ def find(name: str, main_only: bool = False) -> GymnasiumSpec | Callable[..., An
     if env_id not in gymnasium.registry and _EXTRAS[0][2].search(env_id):
         _register_atari()
     if env_id.startswith("asyncrl/"):
-        for own_id, entry_point in _OWN.items():
+        for own_id, (entry_point, threshold) in _OWN.items():
             if own_id not in gymnasium.registry:
-                gymnasium.register(own_id, entry_point, reward_threshold=0.95)
+                gymnasium.register(own_id, entry_point, reward_threshold=threshold)
     if env_id not in gymnasium.registry and callable(made):
         maker: Callable[..., Any] = made
         return maker

@@ -8,6 +8,7 @@ forked for it.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import pickle
 import re
@@ -56,12 +57,14 @@ class EnvSource:
         payload: the id as UTF-8, the id and its changes as JSON, or the cloudpickled spec or factory, which is
             unpickled only in the process that builds it.
         main_only: the id is registered only by the main script, in this process, so actors cannot make it.
+        levels: environments of greedy evaluations with their names, "" for a single one; empty for this environment.
     """
 
     name: str
     kind: EnvKind
     payload: bytes
     main_only: bool = False
+    levels: tuple[tuple[str, EnvSource], ...] = ()
 
     @classmethod
     def from_user(cls, env: str | GymnasiumSpec | Callable[[], Any] | EnvSource) -> EnvSource:
@@ -118,6 +121,22 @@ class EnvSource:
             payload = pack_changes(self.payload.decode(), kwargs, [name for name in names if name])
             return EnvSource(self.name, "changed", payload, self.main_only)
         return EnvSource(self.name, "factory", pack_factory(ChangedFactory(self, kwargs, wrappers)))
+
+    def evaluated_in(
+        self, env: EnvSource | None, kwargs: Mapping[str, Any], levels: Mapping[str, Mapping[str, Any]]
+    ) -> EnvSource:
+        """Return this source with other environments for evaluations.
+
+        Args:
+            env: the environment of evaluations, None for this one.
+            kwargs: keyword arguments of its constructor, over those that it has.
+            levels: further ones of each level, by name; empty for a single environment.
+        """
+        if env is None and not kwargs and not levels:
+            return self
+        base = (self if env is None else env).changed(kwargs, ())
+        found = {name: base.changed(own, ()) for name, own in levels.items()} or {"": base}
+        return dataclasses.replace(self, levels=tuple(found.items()))
 
     @classmethod
     def _from_id(cls, env_id: str) -> EnvSource:
@@ -318,6 +337,7 @@ class ChangedFactory:
     kwargs: Mapping[str, Any]
     wrappers: tuple[Wrapper, ...]
 
-    def __call__(self, render_mode: str | None = None, training: bool = False) -> Any:
-        """Build the environment."""
-        return wrapped(_made(self.source._maker(training), render_mode, self.kwargs), self.wrappers)
+    def __call__(self, render_mode: str | None = None, training: bool = False, **more: Any) -> Any:
+        """Build the environment; `more` are keyword arguments over its own."""
+        kwargs = {**self.kwargs, **more}
+        return wrapped(_made(self.source._maker(training), render_mode, kwargs), self.wrappers)

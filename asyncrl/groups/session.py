@@ -40,7 +40,7 @@ START_SECONDS = 60.0
 SILENCE, NO_STORE = "its heartbeat has stopped", "the store cannot be reached"
 EXPLAIN_SECONDS = 5.0
 """Time limit of the wait for the name of the rank that has broken a connection."""
-TELL_SECONDS = 2.0
+STORE_SECONDS = 2.0
 """Time limit of a message to the store before there is a heartbeat."""
 _sessions: Counter[Place] = Counter()
 """Number of earlier sessions of this process by place; the store keeps what they have written."""
@@ -282,4 +282,4 @@ def _write(store: Any, name: str, text: str) -> None:
 
     thread = threading.Thread(target=write, name="asyncrl-store", daemon=True)
     thread.start()
-    thread.join(TELL_SECONDS)
+    thread.join(STORE_SECONDS)

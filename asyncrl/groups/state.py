@@ -44,14 +44,14 @@ def state_of(learner: Learner, loop: asyncio.AbstractEventLoop) -> bytes:
     """State of the learner's core; not on the loop's thread. Raises TimeoutError after `STATE_SECONDS`."""
     pack = learner.thread.call(lambda: packed(learner.core.state_dict()))
     try:
-        asked = asyncio.run_coroutine_threadsafe(pack, loop)
+        packing = asyncio.run_coroutine_threadsafe(pack, loop)
     except RuntimeError:  # the loop has ended
         pack.close()
         raise
     try:
-        return asked.result(STATE_SECONDS)
+        return packing.result(STATE_SECONDS)
     except TimeoutError:
-        asked.cancel()
+        packing.cancel()
         raise
 
 

@@ -107,7 +107,7 @@ class Balance(Pace):
         envs_per_actor: int,
         num_slots: int,
         error_samples: float | None = None,
-        num_agents: int = 1,
+        num_agents: float = 1,
         max_env_steps: int | None = None,
     ) -> None:
         if samples_per_insert is not None and not (0 < samples_per_insert < math.inf):

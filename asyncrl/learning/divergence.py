@@ -76,7 +76,7 @@ def out_of_gpu_memory(error: BaseException, **options: int) -> GPUOutOfMemory:
         "the GPU ran out of memory in an update",
         facts={
             **options,
-            "asked": _asked(str(error)),
+            "asked": _requested_bytes(str(error)),
             "held by this process": f"{torch.cuda.memory_allocated():,} bytes",
             "free": f"{free:,} of {total:,} bytes",
         },
@@ -84,7 +84,7 @@ def out_of_gpu_memory(error: BaseException, **options: int) -> GPUOutOfMemory:
     )
 
 
-def _asked(text: str) -> str:
+def _requested_bytes(text: str) -> str:
     """Size of the allocation that failed, from torch's text, which is its only source."""
     found = re.search(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", text)
     if found is None:

@@ -21,13 +21,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.algorithms.value_bounds import ValueWatch
-from asyncrl.interfaces import Distribution, Metrics
+from asyncrl.interfaces import Bins, Distribution, Metrics, ValuePairs
 from asyncrl.learning.learner_thread import LearnerThread
 from asyncrl.learning.update_loop import Priorities, UpdateLoop
 from asyncrl.learning.weight_snapshots import WeightSnapshots
@@ -37,6 +38,23 @@ DENSE_SECONDS = 0.001
 """Wait below which traffic is dense; then also the polling interval, in place of the doorbell."""
 DRAIN_SECONDS = 0.1
 """Longest sleep, which bounds the delay by a lost doorbell signal."""
+
+
+@dataclass(frozen=True)
+class LearnerReport:
+    """What an update loop has measured, by public name.
+
+    Attributes:
+        metrics: numbers since the last report.
+        distributions: distributions since the start.
+        bins: histograms of now.
+        value_pairs: see `UpdateLoop.value_pairs`.
+    """
+
+    metrics: Metrics = field(default_factory=dict)
+    distributions: dict[str, Distribution] = field(default_factory=dict)
+    bins: dict[str, Bins] = field(default_factory=dict)
+    value_pairs: ValuePairs | None = None
 
 
 class Learner:
@@ -162,8 +180,8 @@ class Learner:
         if not self._holds:
             self._resumed.set()
 
-    async def report(self) -> tuple[Metrics, dict[str, Distribution]]:
-        """Numbers since the last report and distributions since the start, by public name, between two bursts.
+    async def report(self) -> LearnerReport:
+        """What the update loop has measured, read between two bursts.
 
         Raises `TrainingDiverged` for a nonfinite loss.
         """
@@ -187,6 +205,11 @@ class Learner:
     async def current_weights(self) -> tuple[NDArray[np.float32], int]:
         """Copy of the acting weights, and the policy version that they have or will be published under."""
         return await self._thread.call(self._loop.publisher.current)
+
+    async def critics(self) -> NDArray[np.float32] | None:
+        """Copy of the weights of the algorithm's critics (see `acting.critics`); None if it has none."""
+        weights: Any = getattr(self._loop.core, "critic_weights", lambda: None)
+        return await self._thread.call(weights)
 
     def _on_bell(self) -> None:
         self._doorbell.drain()
@@ -238,7 +261,7 @@ class Learner:
             starved = not self._loop.tick()
         return starved
 
-    def _report(self) -> tuple[Metrics, dict[str, Distribution]]:
+    def _report(self) -> LearnerReport:
         loop = self._loop
         values = loop.core.metrics() if loop.updates else {}
         core = {name if "/" in name else f"train/{name}": float(value) for name, value in values.items()}
@@ -246,4 +269,4 @@ class Learner:
             loop.divergence.check(core["train/loss"], loop.updates)
         self._value_watch.check(core, loop.updates)
         metrics = {**core, **loop.statistics(), "learner_wait_seconds": self._wait_seconds}
-        return metrics, loop.distributions()
+        return LearnerReport(metrics, loop.distributions(), loop.bins(), loop.value_pairs())

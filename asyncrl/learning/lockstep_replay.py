@@ -72,7 +72,7 @@ class LockstepBalance(Pace):
         num_actors: int,
         envs_per_actor: int,
         rows: int,
-        num_agents: int = 1,
+        num_agents: float = 1,
         max_env_steps: int | None = None,
     ) -> None:
         super().__init__(samples_per_insert, learning_starts, max_env_steps, num_agents)
@@ -115,11 +115,11 @@ class LockstepReplayLoop(ReplayLoop):
             learning_starts=algorithm.learning_starts,
             num_actors=actors,
             envs_per_actor=ring.environments,
-            num_agents=ring.layout.spec.num_agents,
+            num_agents=ring.layout.trained_agents,
             rows=quantum_rows(
                 samples_per_insert=samples_per_insert,
                 batch_size=batch_size,
-                streams=actors * ring.num_envs,
+                streams=actors * (ring.num_envs - ring.layout.frozen_streams),
                 num_slots=ring.num_slots,
                 lag=algorithm.lockstep_lag,
             ),

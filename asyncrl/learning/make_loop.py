@@ -3,7 +3,9 @@
     update_loop   rows are                                 class
     replay        sampled in place, repeatedly             `RelaxedReplayLoop`, or `LockstepReplayLoop` in lockstep
     sequences     the same, in sequences                   the same
+    joint         the same, rows of all agents             the same
     segments      taken as segments, in order of arrival   `SegmentLoop`
+    dataset       those of a dataset, without any actor    `DatasetLoop`
 
 The algorithm's record holds the name (`Algorithm.update_loop`) and the options that the loop reads.
 """
@@ -16,13 +18,16 @@ import numpy as np
 
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.goals import GoalRewards
-from asyncrl.interfaces import Batch, EnvSpec, SequenceBatch
+from asyncrl.interfaces import Batch, EnvSpec, JointBatch, SequenceBatch
+from asyncrl.learning.dataset_loop import DatasetLoop
 from asyncrl.learning.lockstep_replay import LockstepReplayLoop
 from asyncrl.learning.mirror import ObservationMirror, make_mirror
 from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
 from asyncrl.learning.segment_loop import SegmentLoop
 from asyncrl.learning.update_loop import RunOptions, UpdateLoop
+from asyncrl.replay.dataset_replay import DatasetReplay, MixedReplay
 from asyncrl.replay.hindsight import Hindsight
+from asyncrl.replay.joint_replay import JointReplay
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.replay import PrioritizedReplay
@@ -41,6 +46,7 @@ def make_loop(
     rings: tuple[RingReader, ...],
     mailbox: WeightMailbox,
     goal_rewards: GoalRewards | None = None,
+    dataset: RingReader | None = None,
     **run: Unpack[RunOptions],
 ) -> UpdateLoop:
     """Make the update loop that `algorithm.update_loop` names, over all rings.
@@ -53,18 +59,28 @@ def make_loop(
         rings: one ring of rows per actor.
         mailbox: mailbox to which weights are published.
         goal_rewards: rewards of goals, where the algorithm relabels them.
+        dataset: ring of the dataset, or of the demonstrations; None without any.
         run: see `RunOptions`.
 
     Raises:
         ValueError: the pace would deadlock (see `Balance` and `SegmentBalance`).
     """
-    rng = np.random.default_rng(np.random.SeedSequence(config.seed).spawn(1)[0])
+    rng, shown_rng = map(np.random.default_rng, np.random.SeedSequence(config.seed).spawn(2))
+    if algorithm.update_loop == "dataset":
+        assert dataset is not None
+        of_dataset = DatasetReplay(dataset, **_transitions(algorithm), rng=rng)
+        drawn = Batch.allocate(algorithm.batch_size, algorithm.stacked_spec(spec))
+        return DatasetLoop(algorithm, of_dataset, drawn, core, mailbox, **run)
     if algorithm.update_loop == "segments":
         queue = SegmentQueue(rings, length=algorithm.segment_rows, frame_stack=algorithm.frame_stack)
         kept, per_batch = algorithm.kept_segments
         past = PastSegments(kept, per_batch, algorithm.max_staleness, rng) if kept else None
         return SegmentLoop(algorithm, queue, core, mailbox, past=past, **run)
-    replay, batch = _replay_of(algorithm, spec, rings, rng, goal_rewards)
+    mixed = None
+    if dataset is not None:
+        shown = DatasetReplay(dataset, **_transitions(algorithm, goal_rewards), rng=shown_rng)
+        mixed = shown, config.demonstration_fraction
+    replay, batch = _replay_of(algorithm, spec, rings, rng, goal_rewards, mixed)
     mirror = mirror_of(algorithm, spec, core, replay)
     loop = LockstepReplayLoop if algorithm.exact else RelaxedReplayLoop
     return loop(algorithm, replay, batch, core, mailbox, mirror=mirror, **run)
@@ -76,16 +92,34 @@ def _replay_of(
     rings: tuple[RingReader, ...],
     rng: np.random.Generator,
     goal_rewards: GoalRewards | None,
+    demonstrations: tuple[DatasetReplay, float] | None,
 ) -> tuple[RingReplay[Any], Batch | SequenceBatch]:
-    """Replay of transitions or sequences, and a batch for what it samples."""
-    priorities = PriorityRules(algorithm.alpha, uniform=not algorithm.prioritized)
+    """Replay of transitions, joint transitions or sequences, and a batch for what it samples.
+
+    Of `demonstrations`, a replay and its share, the last items of every batch are drawn.
+    """
+    options: dict[str, Any] = {
+        "priorities": PriorityRules(algorithm.alpha, uniform=not algorithm.prioritized),
+        "frame_stack": algorithm.frame_stack,
+        "rng": rng,
+    }
     seen, fields = algorithm.stacked_spec(spec), algorithm.extra_fields(spec)
+    if algorithm.update_loop == "joint":
+        joint = JointReplay(rings, n_step=algorithm.n_step, gamma=algorithm.gamma, **options)
+        return joint, JointBatch.allocate(algorithm.batch_size, seen, fields)
     if algorithm.update_loop == "sequences":
         shape = algorithm.sequence_shape
-        replay = SequenceReplay(
-            rings, shape=shape, priorities=priorities, frame_stack=algorithm.frame_stack, rng=rng
-        )
+        replay = SequenceReplay(rings, shape=shape, **options)
         return replay, SequenceBatch.allocate(algorithm.batch_size, shape, seen, fields)
+    transitions = _transitions(algorithm, goal_rewards)
+    batch = Batch.allocate(algorithm.batch_size, seen, fields)
+    if demonstrations is not None:
+        return MixedReplay(rings, *demonstrations, **transitions, rng=rng), batch
+    return PrioritizedReplay(rings, **transitions, rng=rng), batch
+
+
+def _transitions(algorithm: Any, goal_rewards: GoalRewards | None = None) -> dict[str, Any]:
+    """Options of a replay of transitions."""
     hindsight = None
     if goal_rewards is not None:
         hindsight = Hindsight(
@@ -95,16 +129,14 @@ def _replay_of(
             n_step=algorithm.n_step,
             gamma=algorithm.gamma,
         )
-    transitions = PrioritizedReplay(
-        rings,
-        n_step=algorithm.n_step,
-        gamma=algorithm.gamma,
-        priorities=priorities,
-        frame_stack=algorithm.frame_stack,
-        hindsight=hindsight,
-        rng=rng,
-    )
-    return transitions, Batch.allocate(algorithm.batch_size, seen, fields)
+    uniform = not algorithm.prioritized
+    return {
+        "n_step": algorithm.n_step,
+        "gamma": algorithm.gamma,
+        "priorities": PriorityRules(uniform=True) if uniform else PriorityRules(algorithm.alpha),
+        "frame_stack": algorithm.frame_stack,
+        "hindsight": hindsight,
+    }
 
 
 def mirror_of(algorithm: Any, spec: EnvSpec, core: Any, replay: RingReplay[Any]) -> ObservationMirror | None:

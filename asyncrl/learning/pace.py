@@ -28,7 +28,7 @@ class Pace:
         samples_per_insert: float | None,
         learning_starts: int,
         max_env_steps: int | None,
-        num_agents: int = 1,
+        num_agents: float = 1,
     ) -> None:
         self._target, self._num_agents = samples_per_insert, num_agents
         self._sigma = None if samples_per_insert is None else samples_per_insert * num_agents

@@ -142,12 +142,17 @@ class Publisher:
         return weights, self.version + int(self.unpublished)
 
     def published(self) -> dict[str, Any]:
-        """State of the mailbox: version, updates and values of the acting weights."""
+        """State of the mailbox: version, updates and values of the acting weights, and past versions."""
         # Another reader than the inference server's, on whose thread `updates` is that of its own last `refresh`.
         mailbox = WeightMailbox(self._mailbox.segment, self._mailbox.weight_count)
         weights = np.zeros(mailbox.weight_count, np.float32)
         version = mailbox.refresh(weights, 0)
-        return {"version": version, "updates": mailbox.updates, "weights": weights}
+        return {
+            "version": version,
+            "updates": mailbox.updates,
+            "weights": weights,
+            **self._mailbox.past(),
+        }
 
     def republish(self, published: Mapping[str, Any], *, exactly: bool) -> None:
         """Publish the former acting weights under their version if `exactly`, else the newest under the next one."""
@@ -155,6 +160,7 @@ class Publisher:
         if version == 0:
             return
         self._mailbox.count_from(version - int(exactly))
+        self._mailbox.restore_past(published)
         if exactly:
             self._mailbox.publish(published["weights"], int(published["updates"]))
         else:

@@ -34,7 +34,7 @@ class RelaxedReplayLoop(ReplayLoop):
             learning_starts=algorithm.learning_starts,
             num_actors=len(self._replay.rings),
             envs_per_actor=ring.environments,
-            num_agents=ring.layout.spec.num_agents,
+            num_agents=ring.layout.trained_agents,
             num_slots=ring.num_slots,
             error_samples=algorithm.samples_per_insert_error,
             max_env_steps=max_env_steps,

@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.algorithms.off_policy import OffPolicy
-from asyncrl.interfaces import Batch, SequenceBatch
+from asyncrl.errors import RingCorrupt
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Batch, SequenceBatch, ValuePairs
 from asyncrl.learning.divergence import DeviceFull, out_of_gpu_memory
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.mirror import ObservationMirror
 from asyncrl.learning.staleness import StalenessMeter
-from asyncrl.learning.update_loop import Priorities, RunOptions, UpdateLoop
+from asyncrl.learning.update_loop import TIMED_UPDATES, Priorities, RunOptions, UpdateLoop
 from asyncrl.networks.flat_vector import Drawn, FlatVector
 from asyncrl.protocols import ReplayUpdater, SequenceUpdater
 from asyncrl.replay.replay_state import priorities_of, restore_empty_replay, restore_replay
@@ -23,6 +24,13 @@ from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.saved_state import generator_state, restore, restore_generator, saved
 from asyncrl.shm.ring import RingReader
 from asyncrl.shm.weights import WeightMailbox
+
+MOST_PAIRS = 64
+"""Most transitions of a batch whose values are compared with realised returns, at a report."""
+MOST_STEPS = 2_000
+"""Most rows of a realised return."""
+NEGLIGIBLE = 0.05
+"""Weight below which a later reward is left out of a realised return."""
 
 
 class PolicyLagMeter(Histogram):
@@ -61,6 +69,33 @@ class PolicyLagMeter(Histogram):
                 if rows.stop > rows.start:
                     self.add(updates, ring.policy_updates[rows], ring.num_envs)
         self._seen[:] = published
+
+
+def realised_return(ring: RingReader, position: int, stream: int, gamma: float) -> float | None:
+    """Discounted sum of the rewards from a row of a stream on, as they were played; learner thread only.
+
+    Returns None unless the rest of the trajectory is in the ring: up to its termination, or until a reward counts less
+    than `NEGLIGIBLE`.
+
+    Args:
+        ring: the ring, whose rows from `position` on are read.
+        position: the row.
+        stream: the stream.
+        gamma: discount factor.
+    """
+    if ring.fault or position < ring.retired:
+        return None
+    try:
+        published = ring.published()
+    except RingCorrupt:  # a new fault, which the next tick handles
+        return None
+    slots = np.arange(position, min(published, position + MOST_STEPS)) & (ring.num_slots - 1)
+    ends = np.flatnonzero(ring.flags[stream, slots] & (TERMINATED | TRUNCATED | RESET))
+    steps = int(ends[0]) + 1 if ends.size else len(slots)
+    terminated = bool(ends.size) and bool(ring.flags[stream, slots[ends[0]]] & TERMINATED)
+    if not terminated and gamma**steps > NEGLIGIBLE:
+        return None
+    return float(ring.reward[stream, slots[:steps]].astype(np.float64) @ gamma ** np.arange(steps))
 
 
 class ReplayLoop(UpdateLoop):
@@ -123,7 +158,7 @@ class ReplayLoop(UpdateLoop):
     @property
     def stored_steps(self) -> int:
         """See `UpdateLoop`."""
-        return self._replay.stored_steps // self.rings[0].layout.spec.num_agents
+        return int(self._replay.stored_steps / self.rings[0].layout.trained_agents)
 
     @property
     def discarded_steps(self) -> int:
@@ -190,18 +225,41 @@ class ReplayLoop(UpdateLoop):
             self._vector.drawn = Drawn(*self._replay.drawn(batch, beta))
         if self._mirror is not None:
             self._mirror.locate(batch)
-        self.staleness.measure(self.updates, self.publisher.version, batch)
+        self.staleness.measure(self.updates, self.publisher.version, self._replay.acted(batch))
+        timed = self.updates % TIMED_UPDATES == 0
+        sampled = time.perf_counter() if timed else 0.0
         try:
             result = self.core.update(batch)
         except DeviceFull as error:
             raise out_of_gpu_memory(error, batch_size=batch.size) from error
+        learned = time.perf_counter() if timed else 0.0
         self.pace.sampled(batch.reward.size)
         if result.priorities is not None:
             try:
                 self._replay.update_priorities(batch.ids, result.priorities)
             except ValueError as error:  # nothing was written, so the tree is valid
                 raise self.divergence.error("the temporal-difference errors", self.updates + 1) from error
-        self.publisher.updated(time.perf_counter() - started)
+        ended = time.perf_counter()
+        if timed:
+            self.times.add(sample=sampled - started, learn=learned - sampled, priorities=ended - learned)
+        self.publisher.updated(ended - started)
+
+    def value_pairs(self) -> ValuePairs | None:
+        """See `UpdateLoop`; None for sequences, relabelled goals, and algorithms without values of their batch."""
+        if not isinstance(self._batch, Batch) or self._algorithm.n_sampled_goal:
+            return None
+        values_of = getattr(self.core, "values_of", None)
+        values = values_of(self._batch.action) if values_of is not None and self.updates else None
+        if values is None or len(values) != self._batch.size:  # of joint rows there is one for each agent
+            return None
+        predicted, realised = [], []
+        for row_id, value in zip(self._batch.ids[:MOST_PAIRS].tolist(), values.tolist(), strict=False):
+            ring, position, stream = self._replay.place_of(row_id)
+            followed = realised_return(self.rings[ring], position, stream, self._algorithm.gamma)
+            if followed is not None:
+                predicted.append(value)
+                realised.append(followed)
+        return ValuePairs(tuple(predicted), tuple(realised))
 
     def _batch_arrays(self) -> dict[str, NDArray[np.generic]]:
         arrays = {name: value for name, value in vars(self._batch).items() if isinstance(value, np.ndarray)}

@@ -5,14 +5,15 @@ Rings are reserved before any process starts, so that a run that does not fit en
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 from asyncrl.algorithms.off_policy import OffPolicy
-from asyncrl.algorithms.on_policy import OnPolicy
+from asyncrl.algorithms.segment_learning import SegmentLearning
 from asyncrl.config import TrainerConfig
-from asyncrl.errors import ReplayTooLarge
-from asyncrl.interfaces import EnvSpec, FieldSpec
+from asyncrl.errors import ConfigurationError, ReplayTooLarge
+from asyncrl.interfaces import EnvSpec, FieldSpec, SelfPlay
 from asyncrl.learning.segment_balance import slots_for
 from asyncrl.shm.free_memory import available_bytes
 from asyncrl.shm.ring import RingLayout
@@ -23,9 +24,19 @@ PADDING = 16
 
 
 def ring_layout(config: TrainerConfig, algorithm: Any, spec: EnvSpec) -> RingLayout:
-    """Layout of one actor's ring, for the update loop that `algorithm` names. Raises `ReplayTooLarge` (ASYNC010)."""
-    layout = segment_layout if algorithm.update_loop == "segments" else replay_layout
-    return layout(config, algorithm, spec)
+    """Layout of one actor's ring, for the update loop that `algorithm` names.
+
+    Raises:
+        ReplayTooLarge: all rings together need more memory than is free (ASYNC010).
+        ConfigurationError: see `self_play_of`.
+    """
+    if algorithm.update_loop == "dataset":  # no actor, so no ring is made of it
+        return RingLayout(num_envs=spec.num_agents, num_slots=2, spec=spec)
+    own = segment_layout if algorithm.update_loop == "segments" else replay_layout
+    layout, self_play = own(config, algorithm, spec), self_play_of(config, algorithm, spec)
+    if self_play is None:
+        return layout
+    return dataclasses.replace(layout, frozen_streams=self_play.environments * (spec.num_agents - 1))
 
 
 def replay_layout(config: TrainerConfig, algorithm: OffPolicy, spec: EnvSpec) -> RingLayout:
@@ -45,7 +56,7 @@ def replay_layout(config: TrainerConfig, algorithm: OffPolicy, spec: EnvSpec) ->
     return _fitting(config, layout, what, "set replay_capacity to {:,} or less")
 
 
-def segment_layout(config: TrainerConfig, algorithm: OnPolicy, spec: EnvSpec) -> RingLayout:
+def segment_layout(config: TrainerConfig, algorithm: SegmentLearning, spec: EnvSpec) -> RingLayout:
     """Layout of a ring that feeds a segment queue: room for an actor's segments in flight and the row after them.
 
     A segment length that is a power of two divides the ring's length, so that no segment wraps and none is copied.
@@ -63,6 +74,38 @@ def segment_layout(config: TrainerConfig, algorithm: OnPolicy, spec: EnvSpec) ->
     layout = _layout(config, spec, rows, algorithm.extra_fields(spec), padding=PADDING)
     what = "the segments in flight are larger than memory"
     return _fitting(config, layout, what, "lower segment_length, queue_batches or envs_per_actor")
+
+
+def self_play_of(config: TrainerConfig, algorithm: Any, spec: EnvSpec) -> SelfPlay | None:
+    """Opponents of each actor's environments; None without self-play.
+
+    Raises:
+        ConfigurationError: there is one agent, the agents are trained as one team, or an inference server runs the
+            network (ASYNC017).
+    """
+    if config.self_play == "none":
+        return None
+    if not spec.agents:
+        raise ConfigurationError(
+            f"self_play must be none for {spec.name}, which has one agent, got {config.self_play}",
+            fix="leave self_play out, or give an environment of several agents",
+        )
+    if getattr(algorithm, "needs_agents", False):
+        raise ConfigurationError(
+            f"self_play must be none for {algorithm.name}, whose agents are one team, got {config.self_play}",
+            fix="leave self_play out, or train with ppo or dqn",
+        )
+    if getattr(algorithm, "inference", "actor") != "actor":
+        raise ConfigurationError(
+            f"inference must be actor with self_play, whose actors run past versions, got {algorithm.inference}",
+            fix="write inference='actor'",
+        )
+    return SelfPlay(
+        sampling=config.self_play,
+        environments=max(1, round(config.self_play_fraction * config.envs_per_actor)),
+        interval=config.self_play_interval,
+        kept=config.self_play_versions,
+    )
 
 
 def _layout(

@@ -79,7 +79,7 @@ class SegmentShape:
     envs_per_actor: int
     length: int
     num_slots: int
-    num_agents: int = 1
+    num_agents: float = 1
 
 
 class SegmentBalance(Pace):

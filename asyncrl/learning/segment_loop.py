@@ -21,7 +21,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.algorithms.on_policy import OnPolicy
+from asyncrl.algorithms.segment_learning import SegmentLearning
 from asyncrl.errors import GPUOutOfMemory
 from asyncrl.interfaces import Segment
 from asyncrl.learning.divergence import DeviceFull, out_of_gpu_memory
@@ -58,7 +58,7 @@ class SegmentLoop(UpdateLoop):
 
     def __init__(
         self,
-        algorithm: OnPolicy,
+        algorithm: SegmentLearning,
         queue: SegmentQueue,
         core: SegmentUpdater,
         mailbox: WeightMailbox,
@@ -99,7 +99,7 @@ class SegmentLoop(UpdateLoop):
                 ring.environments,
                 self._queue.length,
                 ring.num_slots,
-                ring.layout.spec.num_agents,
+                ring.layout.trained_agents,
             ),
             discipline=algorithm.discipline,
             segments_per_batch=self._per_batch,
@@ -219,10 +219,12 @@ class SegmentLoop(UpdateLoop):
         steps = sum(segment.steps for segment in segments)
         self.pace.received(steps)
         self._trained_steps += steps
+        started = time.perf_counter()
         try:
             self.core.begin(batch, self._progress_at(self._trained_steps - steps))
         except DeviceFull as error:
             raise _memory_error(error, self._per_batch, self._queue.length) from error
+        self.times.add(0, sample=time.perf_counter() - started)
         if self._past is not None:
             self._past.keep(segments)
         self._learning = True
@@ -238,7 +240,9 @@ class SegmentLoop(UpdateLoop):
                 raise _memory_error(error, self._per_batch, self._queue.length) from error
             samples = self.core.samples
             if samples != self._samples:  # unchanged if the core stopped early, by `target_kl`
-                self.publisher.updated(time.perf_counter() - started)
+                seconds = time.perf_counter() - started
+                self.publisher.updated(seconds)
+                self.times.add(learn=seconds)
                 self.pace.sampled(samples - self._samples)
                 self._samples = samples
             if not more:

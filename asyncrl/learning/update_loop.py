@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import RingCorrupt
-from asyncrl.interfaces import Distribution, Metrics
+from asyncrl.interfaces import Bins, Distribution, Metrics, ValuePairs
+from asyncrl.learning.action_bins import action_bins
 from asyncrl.learning.divergence import Divergence
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.pace import Pace
@@ -27,6 +28,37 @@ from asyncrl.shm.weights import WeightMailbox
 
 TICK_SECONDS = 0.001
 """Duration of the updates of a tick, after which new rows are received."""
+
+TIMED_UPDATES = 64
+"""Every 64th update on replay is timed, by its number."""
+
+
+class UpdateTimes:
+    """Mean times of the parts of an update; learner thread only."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._updates = 0
+        self._means: Metrics = {}
+
+    def add(self, updates: int = 1, **seconds: float) -> None:
+        """Add the times of the parts of `updates` updates: sample (gather and prepare), learn, priorities."""
+        self._updates += updates
+        for name, value in seconds.items():
+            self._seconds[name] = self._seconds.get(name, 0.0) + value
+
+    def statistics(self) -> Metrics:
+        """Means by public name of the parts that there are, over the time in which each was measured again.
+
+        An iteration on segments is prepared once for many updates, which may take several reports.
+        """
+        if self._updates and all(value > 0.0 for value in self._seconds.values()):
+            self._means = {
+                f"time/update_{name}_seconds": value / self._updates for name, value in self._seconds.items()
+            }
+            self._seconds, self._updates = dict.fromkeys(self._seconds, 0.0), 0
+        return self._means
+
 
 Priorities = Sequence[tuple[int, NDArray[np.float32]]]
 """Per ring, the index of the first kept row, and the priorities `[rows, leaves of a row]` of the kept rows."""
@@ -77,6 +109,7 @@ class UpdateLoop(ABC):
         divergence: checks the loss.
         rings: source of the rows.
         publisher: publishes the weights.
+        times: times of the parts of an update.
         polls_while_dense: whether the learner polls every millisecond in place of arming the doorbell while traffic is
             dense: True if any row can be used, False if only whole segments or quanta can.
         inserted_steps: environment steps received so far, RESET rows excluded.
@@ -107,10 +140,12 @@ class UpdateLoop(ABC):
         self.staleness, self.policy_lag = staleness, policy_lag
         self.divergence = divergence = Divergence(dump_dir, self._batch_arrays)
         self.publisher = Publisher(core, mailbox, lambda what: divergence.error(what, self.updates), interval)
+        self.times = UpdateTimes()
         self.inserted_steps = 0
         self._source, self._wake, self._snapshots = source, wake, snapshots
         self._total_steps, self._other_steps = total_steps, other_steps
         self._granted = np.zeros(len(self.rings), np.int64)
+        self._bins: dict[str, Bins] = {}
         self._given_up = [False] * len(self.rings)
 
     @abstractmethod
@@ -170,6 +205,7 @@ class UpdateLoop(ABC):
         return {
             **self.publisher.statistics(),
             **self.pace.statistics(),
+            **self.times.statistics(),
             **self.staleness.statistics(),
             **self.policy_lag.statistics(reset=True),
             "replay_steps": self.stored_steps,
@@ -182,6 +218,16 @@ class UpdateLoop(ABC):
         """Distributions over the whole run, by public name."""
         meters = self.staleness.in_updates, self.staleness.in_versions, self.policy_lag
         return {meter.name: meter.overall() for meter in meters}
+
+    def bins(self) -> dict[str, Bins]:
+        """Histograms of the newest actions in the rings, by public name; the last known ones while there are none."""
+        self._bins = action_bins(self.rings) or self._bins
+        return self._bins
+
+    def value_pairs(self) -> ValuePairs | None:
+        """Predicted values and realised returns of some steps of the last update, None if they are unknown."""
+        pairs = getattr(self.core, "value_pairs", None)
+        return None if pairs is None else pairs()
 
     # --- rings -------------------------------------------------------------------------------------------------------
 

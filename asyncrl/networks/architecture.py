@@ -60,6 +60,10 @@ class Network(Protocol):
         """Running statistics, which no gradient changes; views of `flat`."""
         ...
 
+    def by_copy(self) -> Tensor:
+        """Parameters as copies `[C, P]` on the host: a row has those of one copy, in the order of a single network."""
+        ...
+
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the parameters on the host, by name."""
         ...
@@ -78,6 +82,7 @@ class Architecture:
         activation: activation after every hidden layer of a perceptron.
         network: factory of a module in place of the perceptron; the hidden widths are then unused.
         seed: random seed of the modules' initial values.
+        layer_norm: normalise every hidden layer of a perceptron before its activation.
 
     Attributes:
         size: length of the flat vector.
@@ -95,7 +100,9 @@ class Architecture:
         activation: Activation = "relu",
         network: NetworkFactory | None = None,
         seed: int = 0,
+        layer_norm: bool = False,
     ) -> None:
+        self._layer_norm = layer_norm
         self._sizes, self._copies, self._activation, self._seed = sizes, copies, activation, seed
         self.modules = []
         if network is not None:
@@ -104,13 +111,15 @@ class Architecture:
                 self.modules = [network(sizes[0], sizes[-1]) for _ in range(copies or 1)]
             if numpy_network(network) is None and not isinstance(network, RecurrentFactory):
                 check_module(self.modules[0], sizes[0], sizes[-1])
-        self.size = flat_size(self.modules) if self.modules else parameter_count(sizes, copies or 1)
+        self.size = (
+            flat_size(self.modules) if self.modules else parameter_count(sizes, copies or 1, layer_norm)
+        )
 
     def on(self, flat: Tensor) -> Network:
         """Return the network with the parameters `flat` `[size]`."""
         if self.modules:
             return ModuleNetwork(self.modules, flat, self._copies is not None)
-        return FlatMLP(self._sizes, flat, self._copies, self._activation)
+        return FlatMLP(self._sizes, flat, self._copies, self._activation, self._layer_norm)
 
     @torch.no_grad()
     def initial(
@@ -132,7 +141,7 @@ class Architecture:
             if head_gain is not None:
                 self._initialise_orthogonally(head_gain)
             return torch.cat([tensor.detach().reshape(-1) for tensor in tensors_of(self.modules)])
-        net = FlatMLP(self._sizes, torch.zeros(self.size), self._copies, self._activation)
+        net = FlatMLP(self._sizes, torch.zeros(self.size), self._copies, self._activation, self._layer_norm)
         if head_gain is None:
             net.initialise(generator, head_inputs)
         else:

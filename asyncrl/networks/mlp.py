@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.networks.hidden_layer import HiddenLayer
+from asyncrl.networks.normalized_layer import NormalizedLayer
 from asyncrl.networks.parameters import MLPParameters, PassOptions
 from asyncrl.networks.products import Product, products, silent, uses_numpy
 
@@ -30,7 +31,8 @@ class FlatMLP(MLPParameters):
 
     def on(self, flat: Tensor) -> FlatMLP:
         """Return a perceptron of the same shape on another vector (a target network, a gradient)."""
-        return FlatMLP(self.sizes, flat, self.copies if self.ensemble else None, self.activation)
+        copies = self.copies if self.ensemble else None
+        return FlatMLP(self.sizes, flat, copies, self.activation, self.layer_norm)
 
     def make_pass(self, x: Tensor, gradient: Tensor | None = None, **options: Unpack[PassOptions]) -> MLPPass:
         """Return the passes over the rows of `x`; `gradient` is a flat vector as long as `flat`. See `MLPPass`."""
@@ -69,6 +71,11 @@ class MLPPass:
         self._between = [
             HiddenLayer(y, b, net.activation, kernels) for y, b in zip(outputs, biases, strict=True)
         ]
+        if net.norms:
+            self._between = [
+                NormalizedLayer(y, b, net.activation, kernels, norm=(gain[:k], shift[:k]))
+                for y, b, (gain, shift) in zip(outputs, biases, net.norms, strict=True)
+            ]
         self._layers = [
             (self._products(x_in, w, y), layer)
             for x_in, w, y, layer in zip(inputs, weights, outputs, self._between, strict=True)
@@ -94,6 +101,11 @@ class MLPPass:
         biases = gradient.biases if gradient is not None else [None] * len(grads)
         for layer, grad, grad_bias in zip(self._between, grads, biases, strict=True):
             layer.prepare_backward(grad, grad_bias, g)
+        for layer, grad_norm in zip(
+            self._between, gradient.norms if gradient is not None else [], strict=False
+        ):
+            assert isinstance(layer, NormalizedLayer)
+            layer.fill_norm(grad_norm)
         self._head_weights, self._grad_last = head, grads[-1]
         self._gradient, self._last_seen = gradient, outputs[-1][:, :g]
         self._bound_to: Tensor | None = None

@@ -55,6 +55,11 @@ class ModuleNetwork(NamedTensors):
         """See `NamedTensors`."""
         return [b for module in self.modules for b in module.buffers() if b.is_floating_point()]
 
+    def by_copy(self) -> Tensor:
+        """Return copies `[C, P]` on the host, each module's tensors in the order of `acting.modules.tensors_of`."""
+        each = [torch.cat([t.detach().reshape(-1) for t in tensors_of([module])]) for module in self.modules]
+        return torch.stack(each).cpu()
+
     def _views(self) -> dict[str, Tensor]:
         return {
             f"{f'{c}.' if self.ensemble else ''}{name}": tensor

@@ -95,6 +95,10 @@ class NoisyMLP(NamedTensors):
             return self._drawn.make_pass(x, **options)
         return _NoisyPass(self._drawn, x, gradient, self._noise.flat, options)
 
+    def by_copy(self) -> Tensor:
+        """Return a copy `[1, P]` on the host of the vector, means and standard deviations."""
+        return self.flat.detach()[None].cpu().clone()
+
     def _views(self) -> dict[str, Tensor]:
         found = self.mean._views()
         for name, view in self.sigma._views().items():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_BETA2 = 0.999
+BETA2 = 0.999
+"""Decay rate of the second moment."""
 
 
 class FlatAdam:
@@ -68,7 +69,7 @@ class FlatAdam:
             *self._lists,
             lr=self._rate,
             beta1=self._beta1,
-            beta2=_BETA2,
+            beta2=BETA2,
             weight_decay=0.0,
             eps=self._eps,
             amsgrad=False,

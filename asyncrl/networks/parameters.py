@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
@@ -76,34 +77,51 @@ class MLPParameters(NamedTensors):
     """Parameters of one perceptron, or of C perceptrons of one shape, in one flat float32 tensor.
 
     The order is that of `acting.layouts`: for each layer the weights, then the biases. The names are `<layer>.weight`
-    `[outputs, inputs]` and `<layer>.bias` `[outputs]`, with the prefix `<copy>.` in an ensemble.
+    `[outputs, inputs]`, `<layer>.bias` `[outputs]` and those of its normalisation, `<layer>.norm.weight` and
+    `<layer>.norm.bias`, with the prefix `<copy>.` in an ensemble.
 
     Args:
         sizes: widths `(inputs, *hidden, outputs)`, at least one hidden layer.
         flat: `[parameter_count(sizes, copies)]`; the network uses values written into it at once.
         copies: C for an ensemble, whose outputs have a leading axis C; None for one perceptron.
         activation: activation after every hidden layer.
+        layer_norm: normalise every hidden layer before its activation (Ba et al. 2016).
 
     Attributes:
         ensemble: whether outputs have a leading axis.
         copies: C, 1 for one perceptron.
         weights: one view `[C, inputs, outputs]` into `flat` per hidden layer.
         biases: one view `[C, 1, outputs]` into `flat` per hidden layer.
+        norms: gains and shifts of the normalisation of each hidden layer, views `[C, 1, outputs]` into `flat`; empty
+            without `layer_norm`.
         head: view `[C, outputs, inputs]` into `flat`.
         head_bias: view `[C, 1, outputs]` into `flat`.
     """
 
     def __init__(
-        self, sizes: Sequence[int], flat: Tensor, copies: int | None = None, activation: Activation = "relu"
+        self,
+        sizes: Sequence[int],
+        flat: Tensor,
+        copies: int | None = None,
+        activation: Activation = "relu",
+        layer_norm: bool = False,
     ) -> None:
-        self.sizes, self.flat, self.activation = tuple(sizes), flat, activation
+        self.sizes, self.flat, self.activation, self.layer_norm = tuple(sizes), flat, activation, layer_norm
         self.ensemble, self.copies = copies is not None, copies or 1
         count = self.copies
-        assert flat.shape == (parameter_count(sizes, count),)
-        shapes = [(count * a * b, count * b) for a, b in itertools.pairwise(sizes)]
-        *hidden, head, head_bias = flat.split([size for pair in shapes for size in pair])
-        self.weights = [w.view(count, a, -1) for w, a in zip(hidden[::2], sizes[:-2], strict=True)]
-        self.biases = [b.view(count, 1, -1) for b in hidden[1::2]]
+        assert flat.shape == (parameter_count(sizes, count, layer_norm),)
+        *layers, outputs = itertools.pairwise(sizes)
+        vectors = 3 if layer_norm else 1
+        shapes = [[count * a * b, *[count * b] * vectors] for a, b in layers]
+        split = flat.split([*itertools.chain(*shapes), count * math.prod(outputs), count * outputs[1]])
+        *hidden, head, head_bias = split
+        each = 1 + vectors
+        self.weights = [w.view(count, a, -1) for w, a in zip(hidden[::each], sizes[:-2], strict=True)]
+        self.biases = [b.view(count, 1, -1) for b in hidden[1::each]]
+        self.norms: list[tuple[Tensor, Tensor]] = []
+        if layer_norm:
+            pairs = zip(hidden[2::each], hidden[3::each], strict=True)
+            self.norms = [(gain.view(count, 1, -1), shift.view(count, 1, -1)) for gain, shift in pairs]
         self.head, self.head_bias = head.view(count, -1, sizes[-2]), head_bias.view(count, 1, -1)
 
     @torch.no_grad()
@@ -120,6 +138,7 @@ class MLPParameters(NamedTensors):
             bound = inputs**-0.5
             for view in layer:
                 view.copy_(torch.empty(view.shape).uniform_(-bound, bound, generator=generator))
+        self._reset_norms()
 
     @torch.no_grad()
     def initialise_orthogonally(self, generator: torch.Generator, head_gain: float) -> None:
@@ -132,11 +151,32 @@ class MLPParameters(NamedTensors):
         for view, gain in (*((w, 2**0.5) for w in self.weights), (self.head, head_gain)):
             for own in view:
                 own.copy_(torch.nn.init.orthogonal_(torch.empty(own.shape), gain, generator=generator))
+        self._reset_norms()
+
+    def _reset_norms(self) -> None:
+        """Set all gains to 1 and all shifts to 0."""
+        for gain, shift in self.norms:
+            gain.fill_(1.0)
+            shift.zero_()
+
+    def by_copy(self) -> Tensor:
+        """Return copies `[C, P]` on the host, each perceptron's parameters in the order of one perceptron."""
+        norms: Sequence[tuple[Tensor, ...]] = self.norms or [()] * len(self.weights)
+        hidden = zip(self.weights, self.biases, norms, strict=True)
+        parts = [part for weight, bias, norm in hidden for part in (weight, bias, *norm)]
+        parts += [self.head, self.head_bias]
+        return torch.cat([part.flatten(1) for part in parts], dim=1).cpu()
 
     def _views(self) -> dict[str, Tensor]:
         layers = [*zip((w.transpose(1, 2) for w in self.weights), self.biases, strict=True)]
         layers.append((self.head, self.head_bias))
-        return {
+        norms = {
+            f"{f'{c}.' if self.ensemble else ''}{i}.{kind}": view[c, 0]
+            for c in range(self.copies)
+            for i, pair in enumerate(self.norms)
+            for kind, view in zip(("norm.weight", "norm.bias"), pair, strict=True)
+        }
+        return norms | {
             f"{f'{c}.' if self.ensemble else ''}{i}.{kind}": view
             for c in range(self.copies)
             for i, (weight, bias) in enumerate(layers)

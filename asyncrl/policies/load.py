@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from asyncrl.acting.modules import NetworkFactory, require_torch
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import AsyncRLError, CheckpointError, describe_error, error_text
+from asyncrl.errors import AsyncRLError, CheckpointError, ConfigurationError, describe_error, error_text
+from asyncrl.policies import hub
 from asyncrl.policies.policy_file import ANOTHER, read_policy_file
 from asyncrl.policies.portable_policy import PortablePolicy
 from asyncrl.protocols import Algorithm
@@ -35,21 +36,59 @@ def load(
     """Load a policy that acts with NumPy alone. No code from the file is run unless `trusted`.
 
     Args:
-        path: a file that `policy.save` wrote, a checkpoint, or a run directory.
+        path: a file that `policy.save` wrote, a checkpoint, a run directory, or a repository of the Hugging Face Hub,
+            `"hf://user/name"` or `"hf://user/name@revision"`.
         checkpoint: checkpoint of a run directory: `"best"`, `"latest"` or a number of steps. None is the best, or the
             latest if nothing was evaluated.
         network: the algorithm's option `network`, for a policy with a user-defined network. Such a policy acts with
             torch.
-        trusted: unpickle the network in the file, which can run any code of the file's author.
+        trusted: unpickle the network in the file, which can run any code of the file's author. Nothing that comes from
+            the hub is unpickled.
 
     Raises:
         CheckpointError: the file is missing or damaged, or does not fit this version (ASYNC019); or it has a
             user-defined network and neither `network` nor `trusted` is given.
-        ConfigurationError: it has a user-defined network, and torch is not installed (ASYNC017).
+        ConfigurationError: it has a user-defined network, and torch is not installed; or the hub has no such policy, or
+            its client is not installed (ASYNC017).
+        ResourceError: the hub cannot be reached.
     """
+    if hub.is_address(path):
+        return _from_hub(str(path), checkpoint, network, trusted)
     path = Path(path).expanduser()
     if path.is_dir() or begins_as(path, CHECKPOINT):
         return _from_checkpoint(checkpoint_file(path, checkpoint), network, trusted)
+    return _from_file(path, network, trusted)
+
+
+def load_named(name: str, checkpoint: str | None = None) -> tuple[PortablePolicy, str]:
+    """Load the policy that a command names, and return it with the name of its file; see `load`.
+
+    Pickles of the user's own files are trusted, as whoever names a script runs it; those of the hub are not.
+    """
+    if hub.is_address(name):
+        return load(name, checkpoint=checkpoint), name
+    file = checkpoint_file(Path(name).expanduser(), checkpoint)
+    return load(name, checkpoint=checkpoint, trusted=True), str(file)
+
+
+def _from_hub(
+    address: str, checkpoint: str | None, network: NetworkFactory | None, trusted: bool
+) -> PortablePolicy:
+    """Load from a repository as data only: an environment that is a pickle stays a name."""
+    for name, value in (("checkpoint", checkpoint), ("trusted", trusted or None)):
+        if value is not None:
+            raise ConfigurationError(
+                f"{name} is not for a policy of the hub, which is one file of data, got {value!r}",
+                facts={"policy": address},
+                fix=f"leave {name} out; another revision is {hub.SCHEME}user/name@revision",
+            )
+    return _from_file(hub.download(address), network, trusted=False, pickles=False)
+
+
+def _from_file(
+    path: Path, network: NetworkFactory | None, trusted: bool, pickles: bool = True
+) -> PortablePolicy:
+    """Load a policy file; without `pickles` its environment is that of its name, whatever the file holds."""
 
     def check(meta: CheckpointMeta, weights: int, own: bool) -> None:
         if own and network is None:
@@ -58,7 +97,7 @@ def load(
             _algorithm(path, meta, weights, network if own else None)
 
     def source() -> EnvSource:
-        if file.environment is None:
+        if file.environment is None or (not pickles and file.environment_kind != "changed"):
             return EnvSource.from_user(file.meta.env)
         return EnvSource(file.meta.env, file.environment_kind, file.environment)
 
@@ -66,7 +105,7 @@ def load(
     pickled, own = file.network, None
     if pickled is not None:
         own = network or _unpickled(path, lambda: unpickled_network(pickled))
-    return _policy(path, file.meta, file.weights, source, own)
+    return _policy(path, file.meta, file.weights, source, own, file.critics)
 
 
 def checkpoint_file(path: Path, checkpoint: str | None = None) -> Path:
@@ -103,7 +142,7 @@ def _from_checkpoint(path: Path, network: NetworkFactory | None, trusted: bool) 
         if network is None:
             _require_trust(path, trusted)
         own = network or _unpickled(path, lambda: network_of_run(run))
-    return _policy(path, meta, saved.weights, lambda: environment_of_run(run, meta.env), own)
+    return _policy(path, meta, saved.weights, lambda: environment_of_run(run, meta.env), own, saved.critics)
 
 
 def _require_trust(path: Path, trusted: bool) -> None:
@@ -130,11 +169,12 @@ def _policy(
     weights: NDArray[np.float32],
     source: Callable[[], EnvSource],
     network: NetworkFactory | None,
+    critics: NDArray[np.float32] | None,
 ) -> PortablePolicy:
     """Make the policy. Raises `CheckpointError` if options, environment and weights do not fit each other."""
     algorithm = _algorithm(path, meta, weights.shape[0], network)
     with _fitting(path):
-        return PortablePolicy(algorithm, weights, meta, source())
+        return PortablePolicy(algorithm, weights, meta, source(), critics)
 
 
 def _algorithm(path: Path, meta: CheckpointMeta, weights: int, network: NetworkFactory | None) -> Algorithm:

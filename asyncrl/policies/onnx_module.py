@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl.acting.box import BoxPolicy
+from asyncrl.acting.layouts import LAYER_NORM_EPS
 from asyncrl.acting.modules import MAKING, RecurrentFactory, bind, flat_size
 from asyncrl.acting.network import OBSERVATION_CLIP
 from asyncrl.acting.policies import QPolicy, float32_bounds
@@ -26,9 +27,10 @@ class Perceptron(nn.Module):
         flat: the block; it may be longer than the parameters.
         sizes: widths from the input to the head.
         relu: ReLU between the layers, else tanh.
+        layer_norm: the hidden layers are normalised.
     """
 
-    def __init__(self, flat: Tensor, sizes: tuple[int, ...], relu: bool) -> None:
+    def __init__(self, flat: Tensor, sizes: tuple[int, ...], relu: bool, layer_norm: bool) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         start, last = 0, len(sizes) - 2
@@ -37,8 +39,16 @@ class Perceptron(nn.Module):
             weight = flat[start:stop]
             layer.weight.data = weight.view(outputs, inputs) if i == last else weight.view(inputs, outputs).T
             layer.bias.data = flat[stop : stop + outputs]
-            layers += [layer] if i == last else [layer, nn.ReLU() if relu else nn.Tanh()]
+            layers.append(layer)
             start = stop + outputs
+            if i == last:
+                break
+            if layer_norm:
+                norm, stop = nn.LayerNorm(outputs, LAYER_NORM_EPS), start + outputs
+                norm.weight.data, norm.bias.data = flat[start:stop], flat[stop : stop + outputs]
+                layers.append(norm)
+                start = stop + outputs
+            layers.append(nn.ReLU() if relu else nn.Tanh())
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,7 +78,7 @@ class GreedyModule(nn.Module):
             RecurrentFactory(cell, layout.sizes, relu, layout.network) if cell is not None else layout.network
         )
         if factory is None:
-            self.network: nn.Module = Perceptron(flat, layout.sizes, relu)
+            self.network: nn.Module = Perceptron(flat, layout.sizes, relu, layout.layer_norm)
         else:
             with MAKING:
                 self.network = factory(layout.inputs, layout.sizes[-1])

@@ -51,12 +51,12 @@ def play(
             yield _agents_episode(policy, env, None if episode else seed, on_frame)
         return
     for episode in range(episodes):
-        obs, _ = _asked(policy, "reset", partial(env.reset, seed=None if episode else seed))
+        obs, _ = _called(policy, "reset", partial(env.reset, seed=None if episode else seed))
         on_frame()
         total, length, over, state = 0.0, 0, False, None
         while not over and length < EPISODE_STEPS:
             action, state = policy.predict(obs, state if policy.recurrent else None)
-            obs, reward, terminated, truncated, _ = _asked(policy, "step", partial(env.step, action))
+            obs, reward, terminated, truncated, _ = _called(policy, "step", partial(env.step, action))
             on_frame()
             total, length, over = total + float(reward), length + 1, terminated or truncated
         yield PlayedEpisode(total, length, not over)
@@ -67,7 +67,7 @@ def _agents_episode(
 ) -> PlayedEpisode:
     """Play one greedy episode of several agents; see `play`."""
     spec = policy.spec
-    obs, _ = _asked(policy, "reset", partial(env.reset, seed=seed))
+    obs, _ = _called(policy, "reset", partial(env.reset, seed=seed))
     on_frame()
     stacks = FrameStacks(
         spec.num_agents, policy.policy.frame_stack, spec.observation_shape, spec.observation_dtype
@@ -76,7 +76,7 @@ def _agents_episode(
     returns, length, state = np.zeros(spec.num_agents), 0, None
     while env.live.any() and length < EPISODE_STEPS:
         actions, state = policy.predict(stacks.array, state if policy.recurrent else None)
-        obs, rewards, *_ = _asked(policy, "step", partial(env.step, actions))
+        obs, rewards, *_ = _called(policy, "step", partial(env.step, actions))
         on_frame()
         stacks.push(slice(None), obs)
         returns, length = returns + rewards, length + 1
@@ -87,17 +87,17 @@ def _agents_episode(
 
 def show(policy: PortablePolicy, env: Any, put: Callable[[Any], None]) -> None:
     """Call `put(env.render())`. Raises `EnvironmentRaised` if either call raises."""
-    _asked(policy, "render", lambda: put(env.render()))
+    _called(policy, "render", lambda: put(env.render()))
 
 
-def _asked(policy: PortablePolicy, call: str, ask: Callable[[], T]) -> T:
+def _called(policy: PortablePolicy, name: str, call: Callable[[], T]) -> T:
     try:
-        return ask()
+        return call()
     except AsyncRLError:
         raise
     except Exception as error:
         raise EnvironmentRaised(
-            f"{policy.source.name} raised {type(error).__name__} in {call}: {error_text(error)}",
+            f"{policy.source.name} raised {type(error).__name__} in {name}: {error_text(error)}",
             facts={"environment": policy.source.name},
             fix="mend the environment; training does not render it",
             remote_traceback=traceback.format_exc(),

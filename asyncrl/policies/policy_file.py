@@ -6,6 +6,7 @@
     environment     U8 [k]      unless the environment is a plain id: id, keyword arguments and wrappers as JSON, or a
                                 cloudpickled factory or gymnasium spec
     network         U8 [m]      cloudpickled factory of a user-defined network
+    critics         F32 [C, P]  weights of the critics, if they were wanted; see `acting.critics`
 
 The two pickles stay bytes here and are never unpickled by this module.
 """
@@ -26,7 +27,7 @@ from asyncrl.storage.tensor_file import FileKind, Shapes, read_tensors, refused,
 
 MAX_PICKLE_BYTES = 256 << 20
 """Maximum length of the pickle of an environment or a network."""
-_DTYPES = {"weights": "float32", "environment": "uint8", "network": "uint8"}
+_DTYPES = {"weights": "float32", "environment": "uint8", "network": "uint8", "critics": "float32"}
 ANOTHER = "choose another policy file, a checkpoint or a run's directory, or save the policy again"
 POLICY = FileKind("policy", "the policy", lambda path: ANOTHER)
 
@@ -40,6 +41,7 @@ class PolicyFile:
         weights: flat `[weight_count]` float32.
         environment_kind, environment: kind and payload of the `EnvSource`; payload None if `meta.env` is its id.
         network: pickle of the factory of a user-defined network, else None.
+        critics: `[C, P]` float32, or None.
     """
 
     meta: CheckpointMeta
@@ -47,6 +49,7 @@ class PolicyFile:
     environment_kind: EnvKind = "id"
     environment: bytes | None = None
     network: bytes | None = None
+    critics: NDArray[np.float32] | None = None
 
 
 def write_policy(path: Path, policy: PolicyFile) -> None:
@@ -65,6 +68,8 @@ def write_policy(path: Path, policy: PolicyFile) -> None:
                     f"{name} must have a pickle of at most {limit} MiB, got {len(pickled) >> 20}"
                 )
             arrays[name] = np.frombuffer(pickled, np.uint8)
+    if policy.critics is not None:
+        arrays["critics"] = np.asarray(policy.critics, np.float32)
     header = {"meta": meta_to_json(policy.meta), "environment": policy.environment_kind}
     write_tensors(path, POLICY, header, stored(arrays))
 
@@ -88,10 +93,11 @@ def read_policy_file(
         (weight_count,) = shapes["weights"]
         if unknown := sorted(shapes.keys() - _DTYPES):
             raise ValueError(f"a policy has no array {unknown[0]!r}")
-        if any(
-            len(shape) != 1 or shape[0] > MAX_PICKLE_BYTES for n, shape in shapes.items() if n != "weights"
-        ):
+        pickles = [shape for name, shape in shapes.items() if _DTYPES[name] == "uint8"]
+        if any(len(shape) != 1 or shape[0] > MAX_PICKLE_BYTES for shape in pickles):
             raise ValueError("a pickle is too long")
+        if len(shapes.get("critics", (0, 0))) != 2:
+            raise ValueError(f"critics have shape {shapes['critics']}")
         kind = header["environment"]
         if kind not in get_args(EnvKind) or (kind != "id") != ("environment" in shapes):
             raise ValueError(f"environment is {kind!r}")
@@ -107,5 +113,7 @@ def read_policy_file(
             )
     if not np.isfinite(arrays["weights"]).all():
         raise refused(path, "the policy's weights are NaN or infinite", "weights", ANOTHER)
-    pickles = {name: arrays[name].tobytes() if name in arrays else None for name in _DTYPES}
-    return PolicyFile(meta, arrays["weights"], kind, pickles["environment"], pickles["network"])
+    environment, network = (
+        arrays[name].tobytes() if name in arrays else None for name in ("environment", "network")
+    )
+    return PolicyFile(meta, arrays["weights"], kind, environment, network, arrays.get("critics"))

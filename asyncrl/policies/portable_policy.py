@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.box import BoxPolicy, SquashedGaussianPolicy
+from asyncrl.acting.critics import CriticLayout, Critics
 from asyncrl.acting.images import network_text
 from asyncrl.acting.modules import NetworkFactory
 from asyncrl.acting.network import ActingNetwork
+from asyncrl.acting.policies import QPolicy
+from asyncrl.acting.recurrent import memory_of
+from asyncrl.acting.stochastic import StochasticPolicy
 from asyncrl.acting.trained_policy import TrainedPolicy
 from asyncrl.envs.factory_pickle import pack_network
 from asyncrl.envs.rendering import build_rendering, with_frame_stack
 from asyncrl.envs.source import EnvSource
+from asyncrl.errors import ConfigurationError
+from asyncrl.interfaces import BoxAction, DiscreteAction
 from asyncrl.policies.policy_file import PolicyFile, write_policy
-from asyncrl.protocols import Algorithm
+from asyncrl.protocols import Algorithm, Policy
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.storage.checkpoint_meta import CheckpointMeta
+
+OF_CRITICS = ("values", "q_values")
+"""Methods of a policy that need its critics, unless it acts by action values."""
 
 
 class PortablePolicy(TrainedPolicy):
@@ -28,21 +40,31 @@ class PortablePolicy(TrainedPolicy):
         action, _ = policy.predict(obs)
         policy.save("cartpole.policy")
 
+    `values`, `q_values`, `probabilities` and `log_prob` say what the algorithm has learned of observations given like
+    those of `predict`. Values are in the units that were learned: of rewards times `reward_scale`, or divided by their
+    running standard deviation with `normalize_rewards`.
+
     Args:
         algorithm: makes the acting policy.
         weights: flat float32; not copied, must not be written afterwards.
         meta: algorithm, options, environment and training progress.
         source: the environment.
+        critics: `[C, P]` float32, weights of the algorithm's critics (see `acting.critics`); None leaves them out.
 
     Attributes:
-        algorithm, meta, source: as given.
+        algorithm, meta, source, critics: as given.
 
     Raises:
-        ValueError: the length of `weights` is not that of the algorithm's policy.
+        ValueError: `weights` or `critics` have another shape than the algorithm's.
     """
 
     def __init__(
-        self, algorithm: Algorithm, weights: NDArray[np.float32], meta: CheckpointMeta, source: EnvSource
+        self,
+        algorithm: Algorithm,
+        weights: NDArray[np.float32],
+        meta: CheckpointMeta,
+        source: EnvSource,
+        critics: NDArray[np.float32] | None = None,
     ) -> None:
         super().__init__(meta.spec, algorithm.make_policy(meta.spec), weights)
         network = getattr(self.policy, "network", None)  # a user-defined policy may have none
@@ -51,33 +73,241 @@ class PortablePolicy(TrainedPolicy):
         self.algorithm = algorithm
         self.meta = meta
         self.source = source
+        self.critics = critics
+        if critics is not None and critics.shape != self._critic_layout.shape:
+            raise ValueError(f"critics must have shape {self._critic_layout.shape}, got {critics.shape}")
 
-    def save(self, path: str | Path) -> Path:
+    # --- what was learned --------------------------------------------------------------------------------------------
+
+    def values(self, obs: Any, state: Any = None, episode_start: Any = None) -> Any:
+        """Return the value of each observation: of a value network, or of the greedy action.
+
+        Of DQN and its descendants the largest action value that no mask forbids. Of DDPG, TD3, SAC and CrossQ the
+        smallest of the critics' values of the greedy action, of TQC their mean. Of A2C, PPO and IMPALA the value
+        network's. All but the first need the critics: see `save`.
+
+        Args:
+            obs: see `predict`.
+            state: see `predict`.
+            episode_start: see `predict`.
+
+        Returns:
+            float32 `[B]`, a scalar for one observation, a dict of them for observations by agent.
+
+        Raises:
+            ValueError: `obs` or `state` has another shape.
+            ConfigurationError: the algorithm has no values, or this policy no critics.
+        """
+        return self._answer("values", self._values, obs, state, episode_start)
+
+    def q_values(self, obs: Any, action: Any = None, state: Any = None, episode_start: Any = None) -> Any:
+        """Return action values: of all discrete actions, or by each critic of one real-valued action.
+
+        Args:
+            obs: see `predict`.
+            action: actions as the environment takes them, for critics of real-valued actions; None for the greedy ones.
+            state: see `predict`.
+            episode_start: see `predict`.
+
+        Returns:
+            float32 `[B, A]` by action (DQN and its descendants), or `[B, C]` by critic (DDPG, TD3, SAC, TQC, CrossQ;
+            means of a distribution of returns). For one observation without the axis B, by agent in a dict.
+
+        Raises:
+            ValueError: `obs`, `action` or `state` has another shape, or actions are given that are not real-valued.
+            ConfigurationError: the algorithm has no action values, or this policy no critics.
+        """
+        if action is not None and isinstance(self.policy, QPolicy):
+            raise ValueError(f"action must be None, for {self.meta.algo} values all actions, got {action!r}")
+        return self._answer("q_values", self._q_values, obs, state, episode_start, action)
+
+    def probabilities(self, obs: Any, state: Any = None, episode_start: Any = None) -> Any:
+        """Return the probabilities of discrete actions (A2C, PPO, IMPALA); those that a mask forbids have 0.
+
+        Args:
+            obs: see `predict`.
+            state: see `predict`.
+            episode_start: see `predict`.
+
+        Returns:
+            float32 `[B, n]`, of the actions from `start` on; of a MultiDiscrete space a tuple of such arrays, one for
+            each component in C order. For one observation without the axis B, by agent in a dict.
+
+        Raises:
+            ValueError: `obs` or `state` has another shape.
+            ConfigurationError: the policy draws no discrete actions.
+        """
+        return self._answer("probabilities", self._probabilities, obs, state, episode_start)
+
+    def log_prob(self, obs: Any, action: Any, state: Any = None, episode_start: Any = None) -> Any:
+        """Return the log probability of an action, or its log density if it is real-valued (A2C, PPO, IMPALA, SAC...).
+
+        A squashed Gaussian's density is that of the action scaled to -1..1, as in the losses. Other real-valued actions
+        are drawn unbounded and clipped: of a clipped one it is the density at the bound.
+
+        Args:
+            obs: see `predict`.
+            action: one action for each observation, as the environment takes them.
+            state: see `predict`.
+            episode_start: see `predict`.
+
+        Returns:
+            float32 `[B]`, a scalar for one observation, a dict of them for observations by agent.
+
+        Raises:
+            ValueError: `obs`, `action` or `state` has another shape.
+            ConfigurationError: the policy does not draw its actions.
+        """
+        return self._answer("log_prob", self._log_prob, obs, state, episode_start, action)
+
+    def _answer(
+        self,
+        name: str,
+        compute: Callable[[NDArray[Any], NDArray[Any] | None], Any],
+        obs: Any,
+        state: Any,
+        episode_start: Any,
+        action: Any = None,
+    ) -> Any:
+        """Result of `compute(batch, action)` in the form in which the observations are given.
+
+        Args:
+            name: name of the method.
+            compute: returns one array, or a tuple of arrays, with the axis B; actions are in storage form.
+            obs: argument of the method.
+            state: likewise.
+            episode_start: likewise.
+            action: likewise.
+        """
+        self._require(name)
+        if self._by_agent(obs):
+            batch, rows, starts = self._agents(obs, state, episode_start)
+            acted = None if action is None else np.stack([np.asarray(action[key]) for key in obs])
+            out = self._answer(name, compute, batch, rows, starts, acted)
+            each = zip(*out, strict=True) if isinstance(out, tuple) else out
+            return dict(zip(obs, each, strict=True))
+        batch, single = self._batch(obs, state, episode_start)
+        out = compute(batch, None if action is None else self._storage_form(action, batch.shape[0], single))
+        if not single:
+            return out
+        return tuple(part[0] for part in out) if isinstance(out, tuple) else out[0]
+
+    def _values(self, obs: NDArray[Any], _: Any) -> NDArray[np.float32]:
+        if isinstance(self.policy, QPolicy):
+            return self.policy.values(obs)
+        averaged = self._critic_layout.outputs > 1  # TQC averages all atoms of all critics
+        reduce = np.mean if averaged else np.min
+        values: NDArray[np.float32] = reduce(self._judged(obs, None), axis=1)
+        return values
+
+    def _q_values(self, obs: NDArray[Any], action: NDArray[Any] | None) -> NDArray[np.float32]:
+        return self.policy.q_values(obs) if isinstance(self.policy, QPolicy) else self._judged(obs, action)
+
+    def _judged(self, obs: NDArray[Any], action: NDArray[Any] | None) -> NDArray[np.float32]:
+        """Values `[B, C]` by the critics, of states or of actions, None for the greedy ones."""
+        policy: Any = self.policy
+        if action is None and self._critic_layout.action is not None:
+            action = policy.greedy(obs)
+        memory = memory_of(policy)
+        state = None if memory is None else memory.state
+        return self._critics(policy.network.inputs_of(obs), action, state)
+
+    def _probabilities(self, obs: NDArray[Any], _: Any) -> Any:
+        assert isinstance(self.policy, StochasticPolicy)
+        parts = self.policy.probabilities(obs)
+        return parts[0] if isinstance(self.spec.action, DiscreteAction) else tuple(parts)
+
+    def _log_prob(self, obs: NDArray[Any], action: NDArray[Any] | None) -> NDArray[np.float32]:
+        assert isinstance(self.policy, StochasticPolicy | SquashedGaussianPolicy) and action is not None
+        return self.policy.log_prob(obs, action)
+
+    def _storage_form(self, action: Any, rows: int, single: bool) -> NDArray[Any]:
+        """Actions `[B, d]` in storage form, from the environment's. Raises ValueError for another shape or range."""
+        kind, array = self.spec.action, np.asarray(action)
+        shape = getattr(kind, "space_shape", ()) or kind.shape
+        if array.shape != (wanted := shape if single else (rows, *shape)):
+            raise ValueError(f"action must have shape {wanted}, one for each observation, got {array.shape}")
+        array = array.reshape(rows, -1)
+        if isinstance(kind, BoxAction):
+            return array
+        array = array - np.array(kind.start or 0, np.int64)
+        if ((array < 0) | (array >= (kind.n if isinstance(kind, DiscreteAction) else kind.nvec))).any():
+            raise ValueError(f"action must be one of {self.spec.name}, got {action!r}")
+        return array
+
+    @cached_property
+    def _critic_layout(self) -> Any:
+        """`CriticLayout`; None of an algorithm whose critic does not judge a policy's own observation."""
+        layout: CriticLayout | None = self.algorithm.critic_layout(self.meta.spec)  # type: ignore[attr-defined]
+        return layout
+
+    @cached_property
+    def _critics(self) -> Critics:
+        assert self.critics is not None
+        return Critics(self.spec, self._critic_layout, self.critics)
+
+    def _require(self, name: str) -> None:
+        """Raise ConfigurationError if the algorithm does not have this, or needs critics that are not there."""
+        algo, offered = self.meta.algo, _offered(self.policy)
+        central = isinstance(self.policy, StochasticPolicy | BoxPolicy) and self._critic_layout is None
+        if central:
+            offered = tuple(own for own in offered if own not in OF_CRITICS)
+        if name not in offered:
+            why = "its critic needs what all agents observe" if central and name in OF_CRITICS else None
+            raise ConfigurationError(
+                f"{algo} has no {name} in {self.meta.env}: {why or _why_not(self.policy, name)}",
+                facts={f"{algo} has": ", ".join(("predict", *offered))},
+                fix=f"use {' or '.join(offered or ('predict',))}",
+            )
+        if self.critics is None and name in OF_CRITICS and not isinstance(self.policy, QPolicy):
+            kept = (own for own in offered if own not in OF_CRITICS)
+            raise ConfigurationError(
+                f"{name} of {algo} needs its critics, and this policy was kept without them",
+                facts={"it has": ", ".join(("predict", *kept))},
+                fix="load the directory of its run, or keep it with them: policy.save(path, critics=True), "
+                "asyncrl export RUN --policy FILE --critics",
+            )
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, *, critics: bool = False) -> Path:
         """Write the policy to one file, which `asyncrl.load` reads, and return its path. An existing file is replaced.
 
         The file holds weights (with the statistics of normalised observations), options, the environment (its id with
         keyword arguments and wrappers, or its cloudpickled factory), and the cloudpickled factory of a user-defined
         network.
 
+        Args:
+            path: the file.
+            critics: also keep the critics, from which `values` and `q_values` are computed; the file is then two to
+                five times as long. DQN and its descendants need none.
+
         Raises:
             FactoryNotPicklable: the network's factory cannot be pickled (ASYNC001).
+            ConfigurationError: the critics are wanted, and this policy has none.
             OSError: the file cannot be written.
         """
         path = Path(path).expanduser()
+        write_policy(path, self.file(critics=critics))
+        return path
+
+    def file(self, *, critics: bool = False) -> PolicyFile:
+        """Contents of the policy's file. Arguments and errors are those of `save`."""
+        if critics:
+            self._require("values")
         meta = self.meta
         exploration = getattr(self.algorithm, "exploration", None)
         if callable(exploration):  # the file cannot hold a function: save its final value
             meta = dataclasses.replace(meta, options={**meta.options, "exploration_final": exploration(1.0)})
         network: NetworkFactory | None = getattr(self.algorithm, "own_network", None)
-        file = PolicyFile(
+        return PolicyFile(
             meta,
             self.weights,
             self.source.kind,
             None if self.source.kind == "id" else self.source.payload,
             None if network is None else pack_network(network),
+            self.critics if critics else None,
         )
-        write_policy(path, file)
-        return path
 
     def export_onnx(self, path: str | Path) -> Path:
         """Write the greedy policy as an ONNX model, which runs without asyncrl (see `onnx_export`). Returns its path.
@@ -116,10 +346,11 @@ class PortablePolicy(TrainedPolicy):
         env = self.source.build() if render_mode is None else build_rendering(self.source, render_mode)
         return env if self.spec.agents else with_frame_stack(env, self.policy.frame_stack)
 
-    def describe(self, path: Path | None = None) -> str:
-        """One line: algorithm, environment, steps, evaluation; begins with `best` or `latest` if `path` is named so."""
+    def describe(self, file: str = "") -> str:
+        """One line: algorithm, environment, steps, evaluation; begins with `best` or `latest` if `file` is named so."""
         meta = self.meta
-        which = f"{path.name}, " if path is not None and path.name in ("best", "latest") else ""
+        name = file.rpartition("/")[2]
+        which = f"{name}, " if name in ("best", "latest") and "://" not in file else ""
         reached = "" if meta.return_mean is None else f", evaluated at {meta.return_mean:.1f} in training"
         network = network_text(self.policy)
         seen = f", {network}" if network else ""
@@ -127,6 +358,30 @@ class PortablePolicy(TrainedPolicy):
 
     def __repr__(self) -> str:
         return f"<policy: {self.describe()}>"
+
+
+def _offered(policy: Policy) -> tuple[str, ...]:
+    """Methods beside `predict` that an algorithm with this policy has."""
+    if isinstance(policy, SquashedGaussianPolicy):
+        return (*OF_CRITICS, "log_prob")
+    if isinstance(policy, QPolicy | BoxPolicy):
+        return OF_CRITICS
+    if isinstance(policy, StochasticPolicy):
+        return ("values", *(() if policy.layout.gaussian else ("probabilities",)), "log_prob")
+    return ()
+
+
+def _why_not(policy: Policy, name: str) -> str:
+    """Reason why an algorithm with this policy lacks a method."""
+    if isinstance(policy, QPolicy):
+        return "its policy takes the action of the largest value"
+    if isinstance(policy, StochasticPolicy) and name == "q_values":
+        return "it learns values of observations, not of actions"
+    if isinstance(policy, StochasticPolicy | SquashedGaussianPolicy):
+        return "its actions are real-valued, with densities in place of probabilities"
+    if isinstance(policy, BoxPolicy):
+        return "its action is a function of the observation"
+    return f"its policy is a {type(policy).__name__}, not one of asyncrl"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,12 +417,18 @@ class PolicyOrigin:
     source: EnvSource
     meta: CheckpointMeta
 
-    def policy(self, weights: NDArray[np.float32], moment: EvaluationResult | Snapshot) -> PortablePolicy:
+    def policy(
+        self,
+        weights: NDArray[np.float32],
+        moment: EvaluationResult | Snapshot,
+        critics: NDArray[np.float32] | None = None,
+    ) -> PortablePolicy:
         """Make a policy with these weights.
 
         Args:
             weights: flat float32, not copied.
             moment: the evaluation of these weights, or the run's last snapshot if they were not evaluated.
+            critics: weights of the algorithm's critics, or None.
         """
         meta = dataclasses.replace(
             self.meta,
@@ -177,4 +438,4 @@ class PolicyOrigin:
             train_seconds=moment.train_seconds,
             return_mean=moment.return_mean if isinstance(moment, EvaluationResult) else None,
         )
-        return PortablePolicy(self.algorithm, weights, meta, self.source)
+        return PortablePolicy(self.algorithm, weights, meta, self.source, critics)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, UNTRAINED
 from asyncrl.replay.handles import copy_bytes, float32s, int32s, int64s, prefetch, uint8s
 from asyncrl.replay.tables import (
     ACTION,
@@ -75,11 +75,11 @@ def locate(rings: Words, state: Words, leaf: int, work: Words, i: int) -> int:
 
 @inlined
 def is_trained(flags: NDArray[np.uint8], incarnation: NDArray[np.int32], stream: int, position: int) -> bool:
-    """Whether a row may be trained on: it is no RESET row, and not the last row of an actor's life."""
+    """Whether a row may be trained on: it is neither RESET nor FROZEN, and not the last row of an actor's life."""
     mask = incarnation.shape[0] - 1
     slot = position & mask
     goes_on = incarnation[np.uintp(slot)] == incarnation[np.uintp((position + 1) & mask)]
-    return goes_on and not flags[np.uintp(stream + slot)] & RESET
+    return goes_on and not flags[np.uintp(stream + slot)] & UNTRAINED
 
 
 @inlined
@@ -180,6 +180,14 @@ def write_return(
 
 
 @inlined
+def write_no_return(state: Words, leaf: int) -> None:
+    """Store for `read_joint_returns` that an agent waits: no reward, no bootstrap, and no rows to it."""
+    stored = state[RETURNS] + leaf * RETURN_BYTES
+    float32s(stored, 2)[0], float32s(stored, 2)[1] = 0.0, 0.0
+    int64s(stored, 2)[1] = 0
+
+
+@inlined
 def read_returns(rings: Words, state: Words, batch: Words, work: Words) -> None:
     """Fill the batch's `reward`, `discount`, `version` and `policy_updates`, and `work[AFTER]`."""
     size, slots = work.shape[1], state[NUM_SLOTS]
@@ -221,14 +229,20 @@ def copy_stacks(rings: Words, state: Words, ids: Words, batch: Words, work: Word
 
 
 @inlined
-def gather(rings: Words, state: Words, ids: Words, batch: Words, work: Words) -> None:
-    """Fill all arrays of the batch but `ids`, `weight` and `staleness`, for the rows that `locate` stored."""
-    read_returns(rings, state, batch, work)
+def copy_fields(rings: Words, state: Words, ids: Words, batch: Words, work: Words, to_extra: int) -> None:
+    """Fill `obs`, `action`, `next_obs` and, from the batch's word `to_extra` on, the extras."""
     copy_field(rings, ACTION, state[ACTION_BYTES], batch[TO_ACTION], work, AT)
     for extra in range(state[NUM_EXTRAS]):
-        copy_field(rings, EXTRA + extra, state[EXTRA_BYTES + extra], batch[TO_EXTRA + extra], work, AT)
+        copy_field(rings, EXTRA + extra, state[EXTRA_BYTES + extra], batch[to_extra + extra], work, AT)
     if state[STACK] > 1:
         copy_stacks(rings, state, ids, batch, work)
     else:
         copy_field(rings, OBS, state[OBS_BYTES], batch[TO_OBS], work, AT)
         copy_field(rings, OBS, state[OBS_BYTES], batch[TO_NEXT_OBS], work, AFTER)
+
+
+@inlined
+def gather(rings: Words, state: Words, ids: Words, batch: Words, work: Words) -> None:
+    """Fill all arrays of the batch but `ids`, `weight` and `staleness`, for the rows that `locate` stored."""
+    read_returns(rings, state, batch, work)
+    copy_fields(rings, state, ids, batch, work, TO_EXTRA)

@@ -1,4 +1,4 @@
-"""Base class of both replays: rows that stay in the rings, and a sum tree of their priorities.
+"""Base class of the replays: rows that stay in the rings, and a sum tree of their priorities.
 
 Schaul et al., "Prioritized Experience Replay", arXiv 1511.05952 (proportional variant). Retiring rows before granting
 them is the lazy writing of Zhang et al., arXiv 2110.01101.
@@ -13,7 +13,7 @@ from typing import ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.interfaces import Batch, SequenceBatch, SequenceShape
+from asyncrl.interfaces import Batch, JointBatch, SequenceBatch, SequenceShape
 from asyncrl.replay import rows, sampling
 from asyncrl.replay import tables as table
 from asyncrl.replay.priority_rules import PriorityRules
@@ -23,7 +23,7 @@ from asyncrl.shm import RingReader
 from asyncrl.shm.ring import PUBLISHED
 
 _BATCHES_KNOWN = 8  # a learner has one or two; the limit bounds the memory if new ones are made each time
-B = TypeVar("B", Batch, SequenceBatch)
+B = TypeVar("B", Batch, JointBatch, SequenceBatch)
 
 
 class RingReplay(ABC, Generic[B]):
@@ -38,7 +38,7 @@ class RingReplay(ABC, Generic[B]):
         tree: sum tree of the priorities, a sequence's at its first row; for tests.
     """
 
-    STATE = ("cursors", "counters", "numbers")
+    STATE: ClassVar[tuple[str, ...]] = ("cursors", "counters", "numbers")
     WHAT: ClassVar[str]
     """Name of a sampled item in error messages."""
 
@@ -161,6 +161,10 @@ class RingReplay(ABC, Generic[B]):
         self._rng.random(out=to.uniforms)
         self._draw(to, 0.0 if self._uniform else beta)
 
+    def acted(self, batch: B) -> B:
+        """Items of a sampled batch that come from the actors' rings: all; a view, the same object for one batch."""
+        return batch
+
     def drawn(self, batch: B, beta: float) -> tuple[float, float]:
         """Total priority, and `p ** -beta` of the smallest priority p of the last `sample`; called right after it.
 
@@ -170,6 +174,10 @@ class RingReplay(ABC, Generic[B]):
         total = self.tree.total
         smallest = self._batches[id(batch)][1].rest.min() * total / self.sampleable
         return total, 1.0 if self._uniform else float(smallest**-beta)
+
+    def place_of(self, row_id: int) -> tuple[int, int, int]:
+        """Ring, position and stream of the row with this id."""
+        return table.split_id(self._state, row_id)
 
     def update_priorities(self, ids: NDArray[np.int64], td_abs: NDArray[np.float32]) -> int:
         """Set the priorities of sampled rows to `(td_abs + priority_eps) ** alpha`.

@@ -8,7 +8,8 @@ Sampled items are sequences of rows, identified by the first row (a transition i
 successors, see `SequenceShape`). A row is *decided* once `row + AHEAD < published`, so that the gather reads published
 rows only. A new sequence gets the largest of the recent priorities, so that it is likely to be sampled once (see
 `sampling.note_largest`). A row gets zero if it begins no sequence, or one without a trained row. RESET rows, whose
-action was not taken, and the last row of an actor's life, which has no successor, are not trained on.
+action was not taken, FROZEN rows, whose action was a past version's, and the last row of an actor's life, which has no
+successor, are not trained on.
 
 A row is *closed* before the actor may overwrite it (lazy writing: first the priority, then the grant), and when its
 policy is older than the staleness bound. With frame stacks the next `STACK - 1` rows are closed too: their stacks begin
@@ -20,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from asyncrl.interfaces import RESET
-from asyncrl.replay.gather import is_trained, write_return
+from asyncrl.replay.gather import is_trained, write_no_return, write_return
 from asyncrl.replay.handles import int32s, int64s, uint8s
 from asyncrl.replay.tables import (
     AHEAD,
@@ -36,6 +37,7 @@ from asyncrl.replay.tables import (
     HEADER,
     INCARNATION,
     INSERTED,
+    JOINT,
     LENGTH,
     MIN_UPDATES,
     NUM_AGENTS,
@@ -177,6 +179,34 @@ def decide_rows(
     _sum_rows(leaves, nodes, first_group, state, ring, start, stop)
 
 
+@inlined
+def decide_joint_rows(
+    leaves: Leaves, nodes: Nodes, first_group: Words, rings: Words, state: Words, numbers: Numbers, ring: int
+) -> None:
+    """`decide_rows` for items that are a row of all agents of an environment: their priority is at the first agent."""
+    slots, streams, agents = state[NUM_SLOTS], state[NUM_ENVS], state[NUM_AGENTS]
+    start, stop = rings[ring, DECIDED], rings[ring, SEEN] - state[AHEAD]
+    if stop <= start:
+        return
+    rings[ring, DECIDED] = stop
+    flags = uint8s(rings[ring, FLAGS], slots * streams)
+    incarnation = int32s(rings[ring, INCARNATION], slots)
+    for row in range(start, stop):
+        leaf_of_row = (ring * slots + (row & (slots - 1))) << state[ENV_BITS]
+        for first in range(0, streams, agents):
+            trained = False
+            for stream in range(first, first + agents):
+                acts = is_trained(flags, incarnation, stream * slots, row)
+                trained |= acts
+                if acts:
+                    write_return(rings, state, numbers[GAMMA], ring, row, stream, leaf_of_row + stream)
+                else:
+                    write_no_return(state, leaf_of_row + stream)
+            leaves[np.uintp(leaf_of_row + first)] = numbers[FIRST] if trained else 0.0
+            state[SAMPLEABLE] += int(trained)
+    _sum_rows(leaves, nodes, first_group, state, ring, start, stop)
+
+
 @kernel(f"int64({_TREE}, {_TABLES}, float64[::1])")
 def ingest(leaves: Leaves, nodes: Nodes, first: Words, rings: Words, state: Words, numbers: Numbers) -> int:
     """Ingest the new rows of all rings without a fault; returns their env-steps, RESET rows excluded.
@@ -197,7 +227,10 @@ def ingest(leaves: Leaves, nodes: Nodes, first: Words, rings: Words, state: Word
         rings[ring, SEEN] = published
         if state[MIN_UPDATES] > 0:
             close_stale(leaves, nodes, first, rings, state, ring)
-        decide_rows(leaves, nodes, first, rings, state, numbers, ring)
+        if state[JOINT] != 0:
+            decide_joint_rows(leaves, nodes, first, rings, state, numbers, ring)
+        else:
+            decide_rows(leaves, nodes, first, rings, state, numbers, ring)
     state[INSERTED] += inserted
     return inserted
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.interfaces import Batch, SequenceBatch, SequenceShape
+from asyncrl.interfaces import Batch, JointBatch, SequenceBatch, SequenceShape
 from asyncrl.replay.handles import address_of
 from asyncrl.shm import RingReader
 from asyncrl.shm.kernel import inlined
@@ -53,11 +53,12 @@ Numbers = NDArray[np.float64]
 GAMMA, ALPHA, EPSILON, FIRST, PRESENT, PREVIOUS = range(6)
 
 # Words of `state`: constants, then counters, then the bytes of each extra field. AHEAD is `SequenceShape.ahead`,
-# RETURNS the address of the stored returns (see `gather.py`).
+# RETURNS the address of the stored returns (see `gather.py`); JOINT is 1 if an item is a row of all agents of an
+# environment (see `joint_replay.py`).
 TREE_BITS, ENV_BITS, NUM_ENVS, NUM_SLOTS, N_STEP, STACK, OBS_BYTES, ACTION_BYTES, NUM_EXTRAS = range(9)
-BURN_IN, LENGTH, PERIOD, AHEAD, RETURNS, NUM_AGENTS = range(9, 15)
-MIN_UPDATES, SAMPLEABLE, INSERTED, SAMPLED, RETIRED, DISCARDED, IGNORED = range(15, 22)
-WINDOW, CALLS, EXTRA_BYTES = range(22, 25)
+BURN_IN, LENGTH, PERIOD, AHEAD, RETURNS, NUM_AGENTS, JOINT = range(9, 16)
+MIN_UPDATES, SAMPLEABLE, INSERTED, SAMPLED, RETIRED, DISCARDED, IGNORED = range(16, 23)
+WINDOW, CALLS, EXTRA_BYTES = range(23, 26)
 
 # Words of `batch`.
 (
@@ -74,6 +75,8 @@ WINDOW, CALLS, EXTRA_BYTES = range(22, 25)
 ) = range(10)
 # Of a `SequenceBatch`: `bootstrap` has the index of `next_obs`, and extras come later.
 TO_BOOTSTRAP, TO_BEGINS, TO_TRAINED, TO_STATE = TO_NEXT_OBS, 9, 10, 11
+# Of a `JointBatch`: `trained`, then the extras.
+TO_ACTING, TO_JOINT_EXTRA = 9, 10
 
 # Rows of `work[WORK_ROWS, B]`: leaf and ring of the item, indices of its row and of its bootstrap row in `[E * S]`.
 LEAF, RING, AT, AFTER, WORK_ROWS = range(5)
@@ -133,6 +136,7 @@ def ring_table(rings: tuple[RingReader, ...]) -> NDArray[np.int64]:
 
 _COMMON_NAMES = ("weight", "ids", "version", "policy_updates")
 _NAMES = ("obs", "action", "reward", "discount", "next_obs", *_COMMON_NAMES)
+_JOINT_NAMES = (*_NAMES, "trained")
 _SEQUENCE_NAMES = ("obs", "action", "reward", "discount", "bootstrap", *_COMMON_NAMES, "begins", "trained")
 
 
@@ -161,6 +165,8 @@ class BatchTable:
         names: tuple[str, ...]
         if isinstance(batch, SequenceBatch):
             like, names = SequenceBatch.allocate(size, shape, spec, fields), _SEQUENCE_NAMES
+        elif isinstance(batch, JointBatch):
+            like, names = JointBatch.allocate(size, spec, fields), _JOINT_NAMES
         else:
             like, names = Batch.allocate(size, spec, fields), _NAMES
         if missing := sorted(set(ring.extras) - set(batch.extras)):

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from asyncrl.actors.self_play import score_of
 from asyncrl.config import EPISODE_WINDOW
 from asyncrl.envs.checks import success_rate
-from asyncrl.interfaces import Metrics
+from asyncrl.interfaces import Bins, Metrics
+from asyncrl.run.ratings import Ratings
+from asyncrl.show.opponents import OpponentRating
+
+MOST_BINS = 20
+"""Most bins of the distribution of returns or lengths."""
 
 
 @dataclass
@@ -23,23 +31,26 @@ class EpisodeWindow:
             lockstep actors make equal numbers of steps, and the window must not depend on which actor is read first.
             False orders by arrival, since actors of relaxed runs make unequal numbers of steps.
         count: number of episodes so far.
+        ratings: ratings of past versions in self-play; None without.
         agents: names of several agents of an environment, in the order of their streams; empty for one agent.
     """
 
     by_steps: bool = False
     count: int = 0
     agents: tuple[str, ...] = ()
+    ratings: Ratings | None = None
     _last: list[tuple[int, int, float, int, list[float], int]] = field(default_factory=list)
     """Place in the order, actor, return, length, returns of several agents and success of each episode; sorted."""
     _steps: dict[int, int] = field(default_factory=dict)
     """Number of steps in finished episodes, by actor."""
 
-    def extend(self, episodes: Iterable[tuple[int, float | list[float], int, int]]) -> None:
+    def extend(self, episodes: Iterable[tuple[Any, ...]]) -> None:
         """Add finished episodes (actor's index, undiscounted return, length, success), in order for each actor.
 
-        Of several agents the return is a list of theirs; their sum is that of the episode.
+        Of several agents the return is a list of theirs; their sum is that of the episode. In self-play the opponents
+        follow, see `ActorPool.episodes`.
         """
-        for actor, returned, length, success in episodes:
+        for actor, returned, length, success, *opponents in episodes:
             self.count += 1
             self._steps[actor] = self._steps.get(actor, 0) + length
             place = self._steps[actor] if self.by_steps else self.count
@@ -48,6 +59,11 @@ class EpisodeWindow:
             bisect.insort(self._last, (place, actor, total, length, each, success))
             if len(self._last) > EPISODE_WINDOW:
                 del self._last[0]
+            if self.ratings is not None and opponents and opponents[0][0] >= 0:
+                version, learner = opponents[0]
+                self.ratings.add(place, actor, version, score_of(np.array(each), learner))
+        if self.ratings is not None:
+            self.ratings.reached(self._steps)
 
     @property
     def full(self) -> bool:
@@ -72,8 +88,20 @@ class EpisodeWindow:
             "rollout/ep_rew_mean": self.return_mean,
             "rollout/ep_len_mean": self.length_mean,
             "rollout/success_rate": success_rate(np.array([entry[5] for entry in self._last], np.int8)),
+            **(self.ratings.statistics() if self.ratings is not None else {}),
             **{f"rollout/ep_rew_mean/{name}": mean for name, mean in zip(self.agents, means, strict=False)},
         }
+
+    def bins(self) -> dict[str, Bins]:
+        """Distributions of returns and lengths of the window by public name; empty before the first episode."""
+        if not self._last:
+            return {}
+        returns, lengths = (np.array([entry[column] for entry in self._last]) for column in (2, 3))
+        return {"rollout/ep_rew": binned(returns), "rollout/ep_len": binned(lengths)}
+
+    def opponents(self) -> tuple[OpponentRating, ...]:
+        """Ratings of the past versions in self-play, newest first."""
+        return () if self.ratings is None else self.ratings.table()
 
     def state(self) -> dict[str, Any]:
         """State for `restore`, as arrays."""
@@ -89,6 +117,7 @@ class EpisodeWindow:
             "successes": np.array(successes, np.int8),
             **({"agent_returns": np.array(each, np.float64)} if any(each) else {}),
             "steps": np.array([self._steps.get(actor, 0) for actor in known], np.int64),
+            **({"ratings": self.ratings.state()} if self.ratings is not None else {}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -99,3 +128,26 @@ class EpisodeWindow:
         self._last = list(zip(*columns, each, successes, strict=True))
         self._steps = dict(enumerate(state["steps"].tolist()))
         self.count = int(state["count"])
+        if self.ratings is not None and "ratings" in state:
+            self.ratings.restore(state["ratings"])
+
+
+def binned(values: NDArray[Any]) -> Bins:
+    """Histogram of the finite `values` in at most `MOST_BINS` bins of a round width; that of none is empty.
+
+    Of whole numbers no bin is narrower than 1, and every bin has its whole numbers in the middle.
+    """
+    values = values[np.isfinite(values)].astype(np.float64)
+    if not values.size:
+        return Bins((), ())
+    low, high = float(values.min()), float(values.max())
+    whole = bool((values == np.rint(values)).all())
+    raw = max((high - low) / MOST_BINS, 1.0 if whole else abs(high) * 1e-6, 1e-12)
+    power = 10.0 ** math.floor(math.log10(raw))
+    width = power * next(m for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
+    shift = 0.5 if whole else 0.0
+    first = math.floor((low + shift) / width)
+    count = math.floor((high + shift) / width) - first + 1
+    edges = (first + np.arange(count + 1)) * width - shift
+    counts = np.bincount((np.floor((values + shift) / width) - first).astype(np.int64), minlength=count)
+    return Bins(tuple(edges.tolist()), tuple(counts.tolist()))

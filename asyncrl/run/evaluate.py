@@ -55,7 +55,7 @@ EVALUATION_SECONDS = 60.0
 """Lower bound of that limit."""
 GRACE_SECONDS = 5.0
 """Extra time for an evaluation to answer after its time limit, before its process is killed."""
-TELL_SECONDS = 0.5
+PROGRESS_SECONDS = 0.5
 """Interval at which the progress of the final evaluation is shown."""
 
 
@@ -90,6 +90,7 @@ class EvaluationSchedule:
         evaluations: results so far, in order; beyond `MOST_EVALUATIONS` thinned, the last one is always among them.
         best: the best of them (the first of several), or None.
         best_weights: the weights of `best`, or None.
+        best_critics: weights of the critics when `best` was evaluated, or None; see `acting.critics`.
         holds_training: whether training is held for an evaluation, or has ended before the evaluations have.
         rounds: number of copies that were evaluated, including failed evaluations.
     """
@@ -124,6 +125,7 @@ class EvaluationSchedule:
         self.evaluations: tuple[EvaluationResult, ...] = ()
         self.best: EvaluationResult | None = None
         self.best_weights: NDArray[np.float32] | None = None
+        self.best_critics: NDArray[np.float32] | None = None
         self.holds_training = False
 
     @property
@@ -181,10 +183,11 @@ class EvaluationSchedule:
         rounds: int,
         best: EvaluationResult | None,
         best_weights: NDArray[np.float32] | None,
+        best_critics: NDArray[np.float32] | None,
     ) -> None:
         """Restore the evaluations of an earlier run, which evaluated `rounds` copies; before `run`."""
         self.evaluations, self.rounds = evaluations, rounds
-        self.best, self.best_weights = best, best_weights
+        self.best, self.best_weights, self.best_critics = best, best_weights, best_critics
 
     def training_ended(self, *, limited: bool = False) -> None:
         """Note that the learner has used up its steps: pause the clock; `run` returns after the waiting copies.
@@ -212,7 +215,7 @@ class EvaluationSchedule:
         Args:
             episodes: number of episodes.
             stop_requested: ends the evaluation when it is set.
-            on_progress: called with the numbers of finished and of all episodes, every `TELL_SECONDS`.
+            on_progress: called with the numbers of finished and of all episodes, every `PROGRESS_SECONDS`.
 
         Returns:
             The result or None, and the reason for None.
@@ -222,7 +225,7 @@ class EvaluationSchedule:
         playing = asyncio.create_task(self.evaluate_now(episodes), name="final-evaluation")
         stopping = asyncio.create_task(stop_requested.wait(), name="stop-requested")
         try:
-            await self._wait_and_tell((playing, stopping), seconds + GRACE_SECONDS, episodes, on_progress)
+            await self._wait_and_report((playing, stopping), seconds + GRACE_SECONDS, episodes, on_progress)
             if playing.done():
                 return playing.result(), None
             failure = "interrupted" if stopping.done() else f"it took longer than {seconds:.0f} s"
@@ -239,7 +242,7 @@ class EvaluationSchedule:
             warnings.warn(EvaluationIncomplete(text), stacklevel=2)
         return None, failure
 
-    async def _wait_and_tell(
+    async def _wait_and_report(
         self,
         tasks: tuple[asyncio.Task[Any], ...],
         seconds: float,
@@ -250,8 +253,8 @@ class EvaluationSchedule:
         now, finished = asyncio.get_running_loop().time, set[asyncio.Task[Any]]()
         end = now() + seconds
         while not finished and (left := end - now()) > 0:
-            on_progress((self._evaluator.finished_episodes, episodes))
-            wait = min(left, TELL_SECONDS)
+            on_progress((self._evaluator.finished_episodes, episodes * len(self._evaluator.levels)))
+            wait = min(left, PROGRESS_SECONDS)
             finished, _ = await asyncio.wait(tasks, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
 
     async def evaluate_now(self, episodes: int) -> EvaluationResult:
@@ -326,6 +329,7 @@ class EvaluationSchedule:
             updates=copy.updates,
             success_rate=self._evaluator.success_rate,
             agent_returns=of_agents,
+            level_returns=self._evaluator.level_returns,
         )
 
     async def _confirm(self, timed: TimedCopy) -> EvaluationResult:
@@ -350,5 +354,6 @@ class EvaluationSchedule:
             self.evaluations = self.evaluations[::-2][::-1]  # the last one stays
         if self.best is None or result.return_mean > self.best.return_mean:
             self.best, self.best_weights = result, weights
+            self.best_critics = await self._trainee.critics()
             await self._on_best(result, weights)
         self._on_evaluation(result)

@@ -1,4 +1,4 @@
-"""Choice of a run's device and of a rank's GPU, and a warning about too few cores."""
+"""Choice of a run's device and of a rank's GPU, use of that GPU, and a warning about too few cores."""
 
 from __future__ import annotations
 
@@ -73,3 +73,16 @@ def take_own_gpu(device: str) -> str:
     index = int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
     torch.cuda.set_device(index)
     return f"cuda:{index}"
+
+
+def gpu_bytes(device: str) -> int:
+    """Memory of the GPU that torch holds in this process."""
+    return int(torch.cuda.memory_reserved(device))
+
+
+def gpu_utilization(device: str) -> float | None:
+    """Fraction of the last moments in which the GPU has computed; None if `nvidia-ml-py` or the driver does not say."""
+    try:
+        return torch.cuda.utilization(device) / 100
+    except Exception:  # no package, no permission, or a driver without the counter
+        return None

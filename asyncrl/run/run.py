@@ -47,6 +47,7 @@ from asyncrl.actors.probe import probe
 from asyncrl.actors.processes import require_processes
 from asyncrl.actors.statistics import over_actors
 from asyncrl.config import TrainerConfig
+from asyncrl.envs.checks import require_same_spaces
 from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.envs.goals import GoalRewards, goal_rewards, goals_text
 from asyncrl.envs.observations import unread_text
@@ -59,32 +60,36 @@ from asyncrl.errors import (
     describe_error,
     single_error,
 )
-from asyncrl.interfaces import Distribution, EnvSpec, Metrics
+from asyncrl.interfaces import EnvSpec, SelfPlay
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.inference_server import InferenceServer, request_layout, start_server
-from asyncrl.learning.learner import Learner
+from asyncrl.learning.learner import Learner, LearnerReport
 from asyncrl.learning.learner_thread import LearnerThread
 from asyncrl.learning.make_loop import make_loop
-from asyncrl.learning.ring_sizes import ring_layout
+from asyncrl.learning.ring_sizes import ring_layout, self_play_of
 from asyncrl.learning.update_loop import no_steps
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.options import option_values
 from asyncrl.policies.policy_start import begin_with_policy, policy_to_begin_with
 from asyncrl.policies.portable_policy import BestPolicy, PolicyOrigin, PortablePolicy
 from asyncrl.protocols import Algorithm, Policy, Updater
+from asyncrl.run.alert import send_summary, without_secrets
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.evaluate import EvaluationSchedule
 from asyncrl.run.grouped import Group, made_by_others, without_others
 from asyncrl.run.machine import choose_device, require_float32, take_own_gpu, warn_of_too_many_threads
+from asyncrl.run.ratings import Ratings
 from asyncrl.run.reporting import Reporter
+from asyncrl.run.resources import ResourceMeter
 from asyncrl.run.result import TrainResult
 from asyncrl.run.saving import CheckpointSaver, restore_rings, warn_of_file
 from asyncrl.run.slow_stop import warned_of_slow_stop, within_limit
 from asyncrl.run.summary import summarize
 from asyncrl.run.switching import fast_switching, frozen_objects
 from asyncrl.shm.doorbell import Doorbell
+from asyncrl.shm.past_weights import PastWeights
 from asyncrl.shm.prepare import prepare_quietly, prepare_run
-from asyncrl.shm.ring import RingLayout
+from asyncrl.shm.ring import RingLayout, RingReader
 from asyncrl.shm.weights import WeightMailbox
 from asyncrl.show.metrics import EvaluationResult, Snapshot, over_groups
 from asyncrl.storage.checkpoint import CheckpointMeta
@@ -144,6 +149,7 @@ class Run:
     mailbox: WeightMailbox
     doorbell: Doorbell
     pool: ActorPool
+    resources: ResourceMeter
     inference: InferenceServer | None
     evaluator: RemoteEvaluator
     learner: Learner
@@ -188,8 +194,7 @@ class Run:
         self._stop_requested = asyncio.Event()
         self._interrupted = asyncio.Event()
         self._target_weights: NDArray[np.float32] | None = None
-        self._learned: Metrics = {}  # numbers and distributions of the learner's last report
-        self._distributions: dict[str, Distribution] = {}
+        self._learned = LearnerReport()  # the last one
 
     def stop(self, reason: str = "stopped") -> None:
         """End the run in the normal order; the first reason counts. Loop thread only."""
@@ -322,7 +327,7 @@ class Run:
         token = secrets.token_urlsafe(TOKEN_BYTES)
         server = RunServer(
             snapshot=self.reporter.current,
-            config=lambda: options_by_table(*self.whole),
+            config=lambda: without_secrets(options_by_table(*self.whole)),
             stop=lambda: self.stop("stopped"),
             checkpoint=save_checkpoint,
             ready=lambda: self.built and self.learner.inserted_steps > 0,
@@ -345,7 +350,13 @@ class Run:
         before the check: its error is printed alone. Raises an `ExceptionGroup` of the errors of both tasks.
         """
         algorithm = self.algorithm
-        replay = {"segments": ("asyncrl.replay",), "replay": ("asyncrl.replay.sequence_replay",)}
+        sequences, joint = "asyncrl.replay.sequence_replay", "asyncrl.replay.joint_replay"
+        replay = {
+            "segments": ("asyncrl.replay",),
+            "replay": (sequences, joint),
+            "sequences": (joint,),
+            "joint": (sequences,),
+        }
         without: tuple[str, ...] = replay.get(algorithm.update_loop, ())
         if not is_served(algorithm):
             without += ("asyncrl.shm.requests",)
@@ -354,6 +365,8 @@ class Run:
         async def check() -> EnvSpec:
             spec = await probe(self._server, self.source, self.config.ready_timeout_seconds)
             algorithm.check(spec)
+            for _, level in self.source.levels:
+                require_same_spaces(spec, await probe(self._server, level, self.config.ready_timeout_seconds))
             checked.set()
             if spec.unread:
                 warnings.warn(TextLeftOut(f"[ASYNC047] {spec.name}: {unread_text(spec)}"), stacklevel=2)
@@ -389,6 +402,7 @@ class Run:
         own_device = take_own_gpu(device)
         warn_of_too_many_threads(config)
         packed, layout = pack_policy(self.policy), ring_layout(config, algorithm, spec)
+        self.resources = ResourceMeter(own_device)
         self._make_actors(stack, packed, layout, actor_seed, own_device)
         self.evaluator = RemoteEvaluator(
             self._server,
@@ -400,12 +414,13 @@ class Run:
             max_episode_steps=config.eval_max_episode_steps,
         )
         stack.push_async_callback(self.evaluator.close)
+        dataset = await self._dataset(stack)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.pool.start(), name="start-actors")
             make = partial(make_updater, algorithm, spec, device, core_seed, first)
             core = tasks.create_task(self.thread.call(make), name="make-network")
             rewarded = tasks.create_task(self._rewards_of_goals(stack), name="rewards-of-goals")
-        self._make_learner(core.result(), rewarded.result())
+        self._make_learner(core.result(), rewarded.result(), dataset)
         self._make_saver()
         stack.push_async_callback(self.learner.close)
         await self.saver.look_at_disk(layout.nbytes() * config.actors)
@@ -438,13 +453,13 @@ class Run:
             stack.callback(requests.close)
         self.doorbell = Doorbell.create()
         stack.callback(self.doorbell.close)
-        self.mailbox = WeightMailbox.create(self.policy.weight_count)
+        self_play = self._make_mailbox()
         stack.callback(self.mailbox.close)
         served = None if requests is None else requests.layout
         among = None if self.group is None else self.group.among
         self.pool = ActorPool(
             self._server,
-            PoolPlan(self.source, packed, layout, actors, seed, served, among),
+            PoolPlan(self.source, packed, layout, actors, seed, served, among, self_play),
             Connections(self.mailbox, self.doorbell, requests),
             limits=self._limits(),
             log_of=self.directory.actor_log,
@@ -468,6 +483,17 @@ class Run:
         if self.resumed is not None:
             restore_rings(self.pool, self.resumed, getattr(self.algorithm, "segment_rows", 1))
 
+    def _make_mailbox(self) -> SelfPlay | None:
+        """Make the mailbox, for self-play with past versions, whose ratings are counted; returns how that is done."""
+        config, count = self.config, self.policy.weight_count
+        self_play = self_play_of(config, self.algorithm, self.spec)
+        if self_play is None:
+            self.mailbox = WeightMailbox.create(count)
+            return None
+        self.mailbox = PastWeights.create_for(count, self_play)
+        self.reporter.episodes.ratings = Ratings(self_play.kept, config.actors, by_steps=self.algorithm.exact)
+        return self_play
+
     def _actor_died(self, index: int) -> None:
         """Let the learner read the rings, because the actor's last signal may be lost."""
         if self.built:
@@ -482,7 +508,20 @@ class Run:
         stack.callback(rewards.close)
         return rewards
 
-    def _make_learner(self, core: Updater, rewards: GoalRewards | None) -> None:
+    async def _dataset(self, stack: contextlib.AsyncExitStack) -> RingReader | None:
+        """Read the dataset, or the demonstrations, into a ring of its own; None without either."""
+        path, algorithm = self.config.dataset or self.config.demonstrations, self.algorithm
+        if path is None:
+            return None
+        # Imported here because it imports gymnasium, which other runs do not need in this process.
+        from asyncrl.storage.dataset import read_dataset
+
+        n_step: int = getattr(algorithm, "n_step", 1)
+        segment, ring = await asyncio.to_thread(read_dataset, path, self.spec, n_step)
+        stack.callback(segment.close)
+        return ring
+
+    def _make_learner(self, core: Updater, rewards: GoalRewards | None, dataset: RingReader | None) -> None:
         """Make the learner over all rings, and the schedule of its evaluations."""
         config, algorithm, clock = self.config, self.algorithm, self.clock
         snapshots = WeightSnapshots(config.eval_interval_steps, arrived=self._copy_arrived)
@@ -500,6 +539,7 @@ class Run:
             other_steps=no_steps if self.group is None else self.group.scheduled_elsewhere,
             dump_dir=lambda: self.directory.current,
             goal_rewards=rewards,
+            dataset=dataset,
         )
         self.learner = Learner(loop, self.doorbell, self.thread, config.burst_seconds, snapshots)
         self.schedule = EvaluationSchedule(
@@ -594,7 +634,7 @@ class Run:
         while True:
             await self.reporter.times.wait(lambda: self.learner.inserted_steps)
             self.reporter.times.reported(self.learner.inserted_steps)
-            self._learned, self._distributions = await self.learner.report()
+            self._learned = await self.learner.report()
             self.reporter.show(self.snapshot())
 
     async def _evaluate(self) -> None:
@@ -603,12 +643,14 @@ class Run:
 
     def snapshot(self, stop_reason: str | None = None, error: str | None = None) -> Snapshot:
         """Present numbers of the run, and the learner's of its last report; on rank 0 over all groups."""
-        state, parts, measured = self.reporter.state, dict[str, Any](), dict(self._learned)
+        learned, state, parts = self._learned, self.reporter.state, dict[str, Any]()
+        measured = dict(learned.metrics)
         if self.built:
             actors = self.pool.statistics()
             if stop_reason is not None:  # they may still run, but train no more
                 actors = tuple(dataclasses.replace(actor, state="stopped") for actor in actors)
             measured |= over_actors(actors) | (self.inference.statistics() if self.inference else {})
+            measured |= self.pool.step_times.statistics() | self.resources.measure(a.pid for a in actors)
             if has_epsilon(self.policy):
                 measured["rollout/exploration_rate"] = self.pool.exploration_rate()
             parts = {
@@ -616,15 +658,20 @@ class Run:
                 "discipline": self.learner.discipline,
                 "network": network_text(self.policy),
                 "goals": goals_text(self.spec, self.algorithm),
+                "opponents": self.reporter.episodes.opponents(),
                 "evaluation": self.schedule.last,
                 "evaluations": self.schedule.evaluations,
                 "best_evaluation": self.schedule.best,
             }
+            last = self.schedule.last
+            measured |= last.by_level() if last is not None else {}
             state = "evaluating" if state == "training" and self.schedule.holds_training else state
         made = Snapshot(
             state=state,
             metrics=self.reporter.metrics(measured),
-            distributions=self._distributions,
+            distributions=learned.distributions,
+            bins=self.reporter.episodes.bins() | learned.bins,
+            value_pairs=learned.value_pairs,
             stop_reason=stop_reason,
             error=error,
             **{name: getattr(self.config, name) for name in SHOWN_OPTIONS},
@@ -687,9 +734,13 @@ class Run:
                 await self.saver.save_before_evaluating(weights)  # again, with this evaluation
         snapshot = self._last_snapshot(reason, None if error is None else describe_error(error))
         summary = self._write_summary(snapshot, evaluation, failure)
+        if leads and self.config.on_end is not None:
+            send_summary(self.config.on_end, summary, self.config.run_dir)
         with contextlib.suppress(Exception):  # the run has its result, whether or not it is shown
             self.reporter.show(snapshot)
-        return None if weights is None else self._result(weights, evaluation, summary, snapshot), error
+        if weights is None:
+            return None, error
+        return self._result(weights, await self._last_critics(), evaluation, summary, snapshot), error
 
     async def _last_weights(
         self, error: BaseException | None
@@ -697,7 +748,7 @@ class Run:
         """Take the learner's last report; returns the weights to keep (None if it diverged) and the run's error."""
         weights = self._target_weights
         try:
-            self._learned, self._distributions = await within_limit(self.learner.report())
+            self._learned = await within_limit(self.learner.report())
         except Exception as raised:
             # A learner whose error ended the run may fail again here; the first error is kept.
             error = error or raised
@@ -709,6 +760,12 @@ class Run:
         except Exception as raised:
             error = error or raised
         return weights, error
+
+    async def _last_critics(self) -> NDArray[np.float32] | None:
+        """Weights of the critics for the result's policy; None without any, or if the learner does not answer."""
+        with contextlib.suppress(Exception):  # a result without them is better than none
+            return await within_limit(self.learner.critics())
+        return None
 
     def _last_snapshot(self, reason: str, error: str | None) -> Snapshot:
         """Make the run's last snapshot; if that fails, from the snapshot before it."""
@@ -740,16 +797,18 @@ class Run:
     def _result(
         self,
         weights: NDArray[np.float32],
+        critics: NDArray[np.float32] | None,
         evaluation: EvaluationResult | None,
         summary: dict[str, Any],
         snapshot: Snapshot,
     ) -> TrainResult:
         make_policy, schedule, best = self.origin.policy, self.schedule, None
         if schedule.best is not None and schedule.best_weights is not None:
-            best = BestPolicy(make_policy(schedule.best_weights, schedule.best), schedule.best)
+            best_policy = make_policy(schedule.best_weights, schedule.best, schedule.best_critics)
+            best = BestPolicy(best_policy, schedule.best)
         run_dir = self.whole[0].run_dir
         return TrainResult(
-            policy=make_policy(weights, evaluation or snapshot),
+            policy=make_policy(weights, evaluation or snapshot, critics),
             evaluation=evaluation,
             stop_reason=snapshot.stop_reason or "stopped",
             summary=summary,

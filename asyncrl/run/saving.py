@@ -5,7 +5,8 @@ Writing may fail because the disk is full, or the directory is gone or read-only
 
 A checkpoint holds
 
-    always                       learner: network, optimiser, schedules' counters, normalisers, generators, pace,
+    always                       acting weights; critics, for the values of a loaded policy
+                                 learner: network, optimiser, schedules' counters, normalisers, generators, pace,
                                  staleness and lag; evaluations so far and weights that wait for one; training episodes;
                                  clocks; positions of the rings
     save_replay_buffer           also the rows of the replay with their priorities, in a file beside the checkpoint
@@ -102,8 +103,10 @@ class CheckpointSaver:
         on_saved: Callable[[str], None],
     ) -> None:
         self._exact = origin.algorithm.exact
-        segments = origin.algorithm.update_loop == "segments"
-        self.keeps_rows = self._exact if segments else config.save_replay_buffer
+        loop = origin.algorithm.update_loop
+        self.keeps_rows = (
+            self._exact if loop == "segments" else config.save_replay_buffer and loop != "dataset"
+        )
         self.failure = ""
         self.hangs = False
         self._config, self._meta_at_start, self._directory = config, origin.meta, directory
@@ -121,12 +124,12 @@ class CheckpointSaver:
         """Warn if there is little space for the checkpoints; `rows_bytes` are those of the rows of all rings."""
         if self._directory.path is None:
             return
-        core = (await self._learner.state_dict())["core"]
+        core, critics = (await self._learner.state_dict())["core"], await self._learner.critics()
         rows_bytes *= self.keeps_rows
         warn_of_little_space(
             self._directory.path,
             self._config.checkpoints_kept,
-            core,
+            {"core": core, "critics": critics},
             self._learner.core.weight_count,
             rows_bytes,
         )
@@ -270,19 +273,21 @@ class CheckpointSaver:
     # --- state -------------------------------------------------------------------------------------------------------
 
     async def _take(self, *, rows: bool) -> dict[str, Any]:
-        """Entries `core` and `run` of a checkpoint; with rows if the run keeps them and `rows` is set."""
+        """Entries `core`, `critics` and `run` of a checkpoint; with rows if the run keeps them and `rows` is set."""
         folder = self._directory.checkpoints
         assert folder is not None
         if rows and self.keeps_rows:
             return await self._take_with_rows(folder.directory)
-        learner = await self._learner.state_dict()
-        return {"core": learner.pop("core"), "run": self._run_state(learner)}
+        critics = await self._learner.critics()
+        learner = await self._learner.state_dict()  # last: counters are read before the learner goes on
+        return {"core": learner.pop("core"), "critics": critics, "run": self._run_state(learner)}
 
     async def _take_with_rows(self, folder: Path) -> dict[str, Any]:
         """Write rows and actor states to a file in `folder` while the learner is held. Raises OSError."""
         await self._learner.hold()
         try:
             states, why = await self._actor_states()
+            critics = await self._learner.critics()
             learner = await self._learner.state_dict()
             run = self._run_state(learner)
             name = f"{self._learner.inserted_steps}{SUFFIX}"
@@ -294,7 +299,7 @@ class CheckpointSaver:
         finally:
             self._learner.resume()
         run |= {"rows": name, "why": why}
-        return {"core": learner.pop("core"), "run": run}
+        return {"core": learner.pop("core"), "critics": critics, "run": run}
 
     async def _actor_states(self) -> tuple[list[bytes] | None, str]:
         if not self._exact:
@@ -345,15 +350,17 @@ class CheckpointSaver:
         """
         with _refused_if_damaged(resumed.path):
             await _restore_learner(self._learner, resumed)
-        learned, _ = await self._learner.report()
+        learned = (await self._learner.report()).metrics
         with _refused_if_damaged(resumed.path):
             run = resumed.run
             self._clock.go_on_from(*run["clock"])
             evaluations = _records(run["evaluations"])
             saved_best = _records(resumed.best.get("evaluations", {}))
             best = max((*evaluations, *saved_best), key=lambda result: result.return_mean, default=None)
-            weights = resumed.best["weights"] if best is not None and best in saved_best else None
-            self._schedule.go_on_from(evaluations, int(run["rounds"]), best, weights)
+            kept = resumed.best if best is not None and best in saved_best else {}
+            self._schedule.go_on_from(
+                evaluations, int(run["rounds"]), best, kept.get("weights"), kept.get("critics")
+            )
             waiting = [WeightSnapshot(**copy) for copy in run["pending"]]
             self._learner.snapshots.go_on_from(waiting, run["next_copy"])
             self._reporter.episodes.restore(run["episodes"])
@@ -380,18 +387,18 @@ class CheckpointSaver:
         return found
 
 
-_OF_AGENT = "agent_returns/"
-"""Beginning of the name of a column with the returns of one of several agents."""
+_BY_NAME = ("agent_returns", "level_returns")
+"""Fields that are returns by the name of an agent or a level: a column for each, `agent_returns/first_0`."""
 
 
 def _columns(record: type, records: tuple[Any, ...]) -> dict[str, NDArray[Any]]:
     """Convert records of numbers to one array per field, so that thousands of them are few values of a checkpoint."""
-    names = [field.name for field in dataclasses.fields(record) if field.name != "agent_returns"]
+    names = [field.name for field in dataclasses.fields(record) if field.name not in _BY_NAME]
     columns = {name: np.array([_number(getattr(r, name)) for r in records]) for name in names}
-    agents = records[0].agent_returns if records else {}
-    return columns | {
-        f"{_OF_AGENT}{name}": np.array([r.agent_returns[name] for r in records]) for name in agents
-    }
+    for field in _BY_NAME:
+        for name in getattr(records[0], field) if records else ():
+            columns[f"{field}/{name}"] = np.array([getattr(r, field).get(name, math.nan) for r in records])
+    return columns
 
 
 def _number(value: float | None) -> float:
@@ -427,6 +434,8 @@ def restore_rings(pool: ActorPool, resumed: Resumption, segment_length: int) -> 
         ConfigurationError: the rings have no room for the rows (ASYNC017).
         CheckpointError: the rows have other shapes (ASYNC019).
     """
+    if not pool.rings:  # a run on a dataset
+        return
     with _refused_if_damaged(resumed.path):
         positions = _positions(pool, resumed, segment_length)
         rings = split_rings(resumed.rows) if resumed.rows is not None else []
@@ -486,12 +495,17 @@ def _records(columns: Mapping[str, Any]) -> tuple[EvaluationResult, ...]:
     found = []
     for row in zip(*(columns[name].tolist() for name in names), strict=True):
         values = dict(zip(names, row, strict=True))
-        each = {
-            name.removeprefix(_OF_AGENT): values.pop(name) for name in names if name.startswith(_OF_AGENT)
+        each: dict[str, Any] = {
+            field: {
+                name.removeprefix(f"{field}/"): values.pop(name)
+                for name in names
+                if name.startswith(f"{field}/")
+            }
+            for field in _BY_NAME
         }
         if math.isnan(values.get("success_rate", math.nan)):
             values["success_rate"] = None
-        found.append(EvaluationResult(**values, agent_returns=each))
+        found.append(EvaluationResult(**values, **each))
     return tuple(found)
 
 

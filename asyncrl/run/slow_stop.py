@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 STEP_SECONDS = 60.0
 """Time limit of the report and of the checkpoint; both take milliseconds unless a device or disk hangs."""
-TELL_SECONDS = 20.0
+WARN_SECONDS = 20.0
 """Time after a request to stop at which a run that has not ended gives the warning."""
 FILE = "waiting.txt"
 
@@ -38,7 +38,7 @@ async def within_limit(answer: Awaitable[T]) -> T:
 
 @contextlib.contextmanager
 def warned_of_slow_stop(requested: asyncio.Event, directory: Callable[[], Path | None]) -> Iterator[None]:
-    """Warn (ASYNC045) `TELL_SECONDS` after `requested` is set, unless the block has ended; event-loop thread.
+    """Warn (ASYNC045) `WARN_SECONDS` after `requested` is set, unless the block has ended; event-loop thread.
 
     Args:
         requested: set when the run is asked to stop.
@@ -53,7 +53,7 @@ def warned_of_slow_stop(requested: asyncio.Event, directory: Callable[[], Path |
 
 async def _watch(requested: asyncio.Event, directory: Callable[[], Path | None]) -> None:
     await requested.wait()
-    await asyncio.sleep(TELL_SECONDS)
+    await asyncio.sleep(WARN_SECONDS)
     _warn(directory)
 
 
@@ -67,7 +67,7 @@ def _warn(directory: Callable[[], Path | None]) -> None:
             where = f"; {folder / FILE} has their stacks"
     tasks = ", ".join(f"{name} in {lines[-1]}" for name, lines in sorted(waiting.items()) if lines)
     text = (
-        f"[ASYNC045] the run was asked to stop {TELL_SECONDS:.0f} s ago and has not ended; it waits for {tasks}{where}"
+        f"[ASYNC045] the run was asked to stop {WARN_SECONDS:.0f} s ago and has not ended; it waits for {tasks}{where}"
         "; interrupt once more to kill it"
     )
     warnings.warn(StopTakesLong(text), stacklevel=2)

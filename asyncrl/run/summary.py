@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from asyncrl.interfaces import Distribution
@@ -45,7 +46,9 @@ def summarize(last: Snapshot, final: EvaluationResult | None, actor_wait_seconds
             "return_std": final.return_std if final else None,
             "episodes": final.episodes if final else 0,
             **({"agent_returns": final.agent_returns} if final and final.agent_returns else {}),
+            **({"level_returns": final.level_returns} if final and final.level_returns else {}),
         },
+        **({"opponents": [asdict(opponent) for opponent in last.opponents]} if last.opponents else {}),
         "env_steps_per_second": last.env_steps / seconds,
         "updates_per_second": last.updates / seconds,
         "staleness": _over_all(last, "async/staleness") | {"discarded_fraction": last.discarded_fraction},

@@ -13,6 +13,7 @@ from aiohttp import web
 RUN_PAGE, FOLDER_PAGE = "page.html", "folder.html"
 
 _SHARED = re.compile(r"/\* ==== shared.*?==== end of what is shared ==== \*/", re.DOTALL)
+_COMMENT, _INDENT = re.compile(r"/\*.*?\*/\n?", re.DOTALL), re.compile(r"^[ \t]+", re.MULTILINE)
 _STYLE, _SCRIPT = (
     re.compile("<style>(.*?)</style>", re.DOTALL),
     re.compile("<script>(.*?)</script>", re.DOTALL),
@@ -30,13 +31,15 @@ def page_response(name: str) -> web.Response:
 def load_page(name: str = RUN_PAGE) -> tuple[bytes, str]:
     """Load a page and a Content-Security-Policy that allows only its style and script, by their hashes.
 
-    The folder's page includes the style and the shared part of the script of a run's page.
+    The folder's page includes the style and the shared part of the script of a run's page. Comments and indents are not
+    sent.
     """
     text = _read(name)
     if name == FOLDER_PAGE:
         run = _read(RUN_PAGE)
         text = text.replace("/* the style of a run's page */", _part(_STYLE, run).group(1))
         text = text.replace("/* what a run's page shares */", _part(_SHARED, run).group(0))
+    text = _INDENT.sub("", _COMMENT.sub("", text))
     style, script = (_hash(_part(pattern, text).group(1)) for pattern in (_STYLE, _SCRIPT))
     policy = (
         f"default-src 'none'; style-src '{style}'; script-src '{script}'; connect-src 'self'; img-src data:; "

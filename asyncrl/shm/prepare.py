@@ -17,18 +17,18 @@ from asyncrl.shm.kernel_cache import temporary_folder
 def prepare_run(
     without: tuple[str, ...] = (),
     cancelled: threading.Event | None = None,
-    told: threading.Event | None = None,
+    may_print: threading.Event | None = None,
 ) -> None:
     """Load or compile the kernels of the imported modules, with a line on stderr if any must be compiled.
 
     Args:
         without: modules or packages whose kernels this run does not need.
         cancelled: once set, no further kernel is begun.
-        told: until it is set, nothing is written, so that the error of a run that does not begin is printed alone.
+        may_print: until it is set, nothing is written, so that the error of a run that does not begin is printed alone.
     """
     # From the end, because the fork server begins at the start, with the kernels of actors.
     kernels = [kernel for kernel in reversed(declared()) if not _within(kernel, without)]
-    _prepare(kernels, sys.stderr, cancelled, told)
+    _prepare(kernels, sys.stderr, cancelled, may_print)
 
 
 def prepare_quietly(without: tuple[str, ...] = ()) -> None:
@@ -44,7 +44,7 @@ def _prepare(
     kernels: list[Kernel],
     stream: TextIO | None,
     cancelled: threading.Event | None = None,
-    told: threading.Event | None = None,
+    may_print: threading.Event | None = None,
 ) -> None:
     missing = []
     for kernel in kernels:
@@ -55,7 +55,7 @@ def _prepare(
                 missing.append(kernel)
     if not missing:
         return
-    progress = Progress(len(missing), stream, _notice(missing), told)
+    progress = Progress(len(missing), stream, _notice(missing), may_print)
     for wait in (False, True):
         busy = []
         for kernel in missing:
@@ -86,7 +86,7 @@ class Progress:
         total: number of kernels.
         stream: where to write; None or a closed stream writes nothing.
         notice: text of `_notice`.
-        told: nothing is written before it is set, and nothing at all if all kernels are compiled by then.
+        may_print: nothing is written before it is set, and nothing at all if all kernels are compiled by then.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class Progress:
         total: int,
         stream: TextIO | None,
         notice: str = "once per installation",
-        told: threading.Event | None = None,
+        may_print: threading.Event | None = None,
     ) -> None:
         self._total, self._done = total, 0
-        self._stream, self._notice, self._told = stream, notice, told
+        self._stream, self._notice, self._may_print = stream, notice, may_print
         self._counts = stream is not None and not stream.closed and stream.isatty()
         self._begun = False
         self._show()
@@ -109,7 +109,7 @@ class Progress:
 
     def _show(self) -> None:
         ended = self._done == self._total
-        if not self._begun and (ended or (self._told is not None and not self._told.is_set())):
+        if not self._begun and (ended or (self._may_print is not None and not self._may_print.is_set())):
             return
         if self._counts:
             counted = f"{self._done}/{self._total}" + "\n" * ended

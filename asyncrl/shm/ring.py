@@ -20,6 +20,7 @@ If an actor is killed, every row is either published and complete, or unpublishe
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,22 +32,26 @@ from asyncrl.shm.ring_end import RingEnd
 from asyncrl.shm.ring_health import begin_again, fault_of, ring_corrupt
 from asyncrl.shm.ring_layout import (
     CURRENT_ENV,
+    ENV_NS,
     EPISODE_LOG,
     EPISODES,
     EXPLORATION,
     GRANTED,
     HEARTBEAT_NS,
     INCARNATION,
+    INFERENCE_NS,
     PUBLISHED,
     RUNNING,
     STARTING,
     STATE,
     STATES,
     STEPS,
+    TIMED_ROWS,
     WAIT_NS,
     WAITING,
     WAITING_FOR_GRANT,
     WAKE_AT,
+    WRITE_NS,
     RingLayout,
     RingStatistics,
 )
@@ -137,6 +142,12 @@ class RingWriter(RingEnd):
         first = int(self.header[EPISODES])
         self.episode_success[np.arange(first, first + len(successes)) & (EPISODE_LOG - 1)] = successes
 
+    def log_opponents(self, opponents: NDArray[np.int64]) -> None:
+        """Log the opponents `[n, 2]` of the episodes that `record_agents_episode` logs next, in order."""
+        assert self.episode_opponent is not None, "the ring has frozen streams"
+        first = int(self.header[EPISODES])
+        self.episode_opponent[np.arange(first, first + len(opponents)) & (EPISODE_LOG - 1)] = opponents
+
     def record_episode(self, episode_return: float, length: int) -> None:
         """Log a finished episode: undiscounted return, and length in steps."""
         record_episode(self.header, self.episode_return, self.episode_length, episode_return, length)
@@ -144,6 +155,14 @@ class RingWriter(RingEnd):
     def heartbeat(self, now_ns: int | None = None) -> None:
         """Store the time of a heartbeat, `time.monotonic_ns()` if not given."""
         self.header[HEARTBEAT_NS] = time.monotonic_ns() if now_ns is None else now_ns
+
+    def add_times(self, inference_ns: int, env_ns: int, write_ns: int, rows: int = 1) -> None:
+        """Add the times of a row, or with `rows` 0 of a part of one."""
+        header = self.header
+        header[INFERENCE_NS] += inference_ns
+        header[ENV_NS] += env_ns
+        header[WRITE_NS] += write_ns
+        header[TIMED_ROWS] += rows
 
     def set_state(self, state: int) -> None:
         """Store the actor's state: `STARTING`, `RUNNING` or `WAITING_FOR_GRANT`."""
@@ -257,30 +276,30 @@ class RingReader(RingEnd):
         """Let the actor ring only if `published >= position`; set before `Doorbell.arm`. 0: at every row."""
         store_word(self.header, WAKE_AT, position)
 
-    def episodes_since(
-        self, count: int
-    ) -> tuple[int, NDArray[np.float64], NDArray[np.int64], NDArray[np.int8]]:
+    def episodes_since(self, count: int) -> tuple[int, *tuple[NDArray[Any], ...]]:
         """Episodes finished after the first `count`: (new count, returns, lengths, successes), as copies.
 
-        A success is 2, a failure 1; any other number is unknown.
+        A success is 2, a failure 1; any other number is unknown. The returns of environments of several agents are
+        `[episodes, N]`. With frozen streams the opponents `[episodes, 2]` follow, see `RingEnd.episode_opponent`.
 
-        The returns of environments of several agents are `[episodes, N]`.
         Only the newest `EPISODE_LOG` are in the log; older ones, and those overwritten during the read, are left out.
         """
         if not self.fault:  # else the learner's thread may be resetting the header
             episodes = load_word(self.header, EPISODES)
             if not count <= episodes <= self.granted * self.num_envs:
                 self.set_fault(f"{episodes} episodes are counted, and {count} were before")
+        logs: list[NDArray[Any]] = [self.episode_return, self.episode_length, self.episode_success]
+        if self.episode_opponent is not None:
+            logs.append(self.episode_opponent)
         if self.fault:
-            return count, np.empty(0), np.empty(0, np.int64), np.empty(0, np.int8)
+            return count, *(log[:0].copy() for log in logs)
         self._episodes_read = episodes
         indices = np.arange(max(count, episodes - EPISODE_LOG), episodes)
         slots = indices & (EPISODE_LOG - 1)
-        returns, lengths = self.episode_return[slots], self.episode_length[slots]
-        successes = self.episode_success[slots]
+        read = [log[slots] for log in logs]
         # Entry i is overwritten while EPISODES is still i + EPISODE_LOG: hence ">", not ">=".
         intact = indices + EPISODE_LOG > load_word_last(self.header, EPISODES)
-        return episodes, returns[intact], lengths[intact], successes[intact]
+        return episodes, *(values[intact] for values in read)
 
     def statistics(self) -> RingStatistics:
         """Statistics of the ring now; `published` is clipped to its range, an invalid state reads as `starting`."""

@@ -21,11 +21,13 @@ class RingEnd:
         obs: `[E, S, *obs_shape]` in the environment's dtype.
         action: `[E, S, *act_shape]`.
         reward: `[E, S]` float32.
-        flags: `[E, S]` uint8, `TERMINATED | TRUNCATED | RESET`.
+        flags: `[E, S]` uint8, `TERMINATED | TRUNCATED | RESET | FROZEN`.
         version: `[S]` int64, policy version that acted.
         policy_updates: `[S]` int64, updates that the learner had made when it published that version.
         incarnation: `[S]` int32, life of the actor that wrote the row.
         extras: name to `[E, S, ...]`, one per extra field.
+        episode_opponent: `[entries, 2]`, updates of the opponents' version in each logged episode, or -1 without, and
+            index of the learning agent; None without frozen streams.
         num_envs: E, number of streams.
         environments: number of environments; their agents are neighbouring streams.
     """
@@ -50,6 +52,9 @@ class RingEnd:
         self.episode_return: NDArray[np.float64] = segment["episode_return"]
         self.episode_length: NDArray[np.int64] = segment["episode_length"]
         self.episode_success: NDArray[np.int8] = segment["episode_success"]
+        self.episode_opponent: NDArray[np.int64] | None = None
+        if layout.frozen_streams:
+            self.episode_opponent = segment["episode_opponent"]
 
     @property
     def granted(self) -> int:

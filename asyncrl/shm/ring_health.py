@@ -23,17 +23,21 @@ from asyncrl.errors import RingCorrupt
 from asyncrl.shm.atomics import load_word_last, store_word
 from asyncrl.shm.ring_layout import (
     CURRENT_ENV,
+    ENV_NS,
     EPISODES,
     EXPLORATION,
     GRANTED,
     INCARNATION,
+    INFERENCE_NS,
     PUBLISHED,
     STARTING,
     STATE,
     STATES,
     STEPS,
+    TIMED_ROWS,
     WAIT_NS,
     WAITING,
+    WRITE_NS,
 )
 
 _MOST = 1 << 60
@@ -75,6 +79,10 @@ def fault_of(
         ("state", int(header[STATE]), 0, len(STATES) - 1),
         ("current environment", int(header[CURRENT_ENV]), -1, num_envs - 1),
         ("nanoseconds waited", int(header[WAIT_NS]), 0, time.monotonic_ns()),
+        ("nanoseconds of inference", int(header[INFERENCE_NS]), 0, _MOST),
+        ("nanoseconds of environments", int(header[ENV_NS]), 0, _MOST),
+        ("nanoseconds of writing", int(header[WRITE_NS]), 0, _MOST),
+        ("timed rows", int(header[TIMED_ROWS]), 0, most),
         ("life", int(header[INCARNATION]), 0, _MOST),
         ("exploration rate", int(header[EXPLORATION]), 0, _MOST),
         ("waiting", int(header[WAITING]), 0, 1),
@@ -91,7 +99,7 @@ def begin_again(
     """Set every word as if the actor had been killed after `published` rows.
 
     No other code may use the ring. EPISODES is set to `episodes`. STEPS is kept if in range, else set to its maximum.
-    WAIT_NS, INCARNATION and EXPLORATION are kept if in range, else set to 0.
+    WAIT_NS, INCARNATION and EXPLORATION are kept if in range, else set to 0; the times of rows begin at 0.
     """
     steps, waited, life, rate = (int(header[word]) for word in (STEPS, WAIT_NS, INCARNATION, EXPLORATION))
     most = published * num_envs

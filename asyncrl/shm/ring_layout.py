@@ -31,6 +31,9 @@ EXPLORATION = 7
 """Exploration rate in millionths."""
 CURRENT_ENV = 9
 """Environment that the actor is resetting or stepping, -1 between rows; shows progress within a row."""
+INFERENCE_NS, ENV_NS, WRITE_NS, TIMED_ROWS = 10, 11, 12, 13
+"""Nanoseconds in which the actor has chosen actions, stepped environments and written, in the rows that were timed, and
+their number."""
 GRANTED = 16
 WAKE_AT = 17
 """Position from which on the actor rings the doorbell."""
@@ -43,7 +46,7 @@ EPISODE_LOG = 4096
 """Number of entries of the episode log; episode i is at i mod 4096."""
 
 _FIXED = ("header", "obs", "action", "reward", "flags", "version", "policy_updates", "incarnation")
-_LOG = ("episode_return", "episode_length", "episode_success")
+_LOG = ("episode_return", "episode_length", "episode_success", "episode_opponent")
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class RingLayout:
         num_slots: S, rows that the ring holds; a power of two, at least 2.
         spec: shapes and dtypes of observations and actions.
         extra_fields: extra fields of the algorithm in each row.
+        frozen_streams: streams of a row that act with past versions of the policy (self-play), so that their rows are
+            not trained on; which streams these are changes between episodes.
         padding: unused slots after each stream. Without it the distance between streams is a power of two times the
             size of an item, so the E addresses of a row map to few cache sets; with hundreds of streams they evict each
             other. The replay's kernels assume no padding, so only the rings of segments have it.
@@ -65,6 +70,7 @@ class RingLayout:
     spec: EnvSpec
     extra_fields: tuple[FieldSpec, ...] = ()
     padding: int = 0
+    frozen_streams: int = 0
 
     def __post_init__(self) -> None:
         if self.num_envs < 1:
@@ -99,12 +105,18 @@ class RingLayout:
             ),
             ArraySpec("episode_length", (EPISODE_LOG,), "int64"),
             ArraySpec("episode_success", (EPISODE_LOG,), "int8"),
+            *((ArraySpec("episode_opponent", (EPISODE_LOG, 2), "int64"),) if self.frozen_streams else ()),
         )
 
     @property
     def environments(self) -> int:
         """Number of environments."""
         return self.num_envs // self.spec.num_agents
+
+    @property
+    def trained_agents(self) -> float:
+        """Mean number of an environment's agents whose rows are trained on: samples that a step inserts."""
+        return (self.num_envs - self.frozen_streams) / self.environments
 
     def bytes_per_row(self) -> int:
         """Bytes of one row (a step of all environments)."""

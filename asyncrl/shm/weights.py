@@ -20,7 +20,8 @@ publisher killed while writing blocks them forever.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,8 @@ ATTEMPTS_WHEN_SPOILT = 10_000
 """Attempts once a copy was overwritten during the copy; more are needed only if the memory is corrupt."""
 
 
-def _arrays(weight_count: int) -> tuple[ArraySpec, ...]:
+def mailbox_arrays(weight_count: int) -> tuple[ArraySpec, ...]:
+    """Arrays of a mailbox's segment. Raises ValueError if `weight_count` is below 1."""
     if weight_count < 1:
         raise ValueError(f"weight_count must be at least 1, got {weight_count}")
     return (
@@ -123,7 +125,7 @@ class WeightMailbox:
 
         Raises `SharedMemoryTooSmall` (ASYNC008), or ValueError if `weight_count` is below 1.
         """
-        arrays = _arrays(weight_count)
+        arrays = mailbox_arrays(weight_count)
         return cls(Segment.create("weights", arrays, poison=poison, populate=True), weight_count)
 
     @classmethod
@@ -135,7 +137,7 @@ class WeightMailbox:
             weight_count: number of values that it was created for.
             writable: False for a process that only refreshes: a write to the memory ends it (SIGSEGV).
         """
-        return cls(Segment.attach(fd, _arrays(weight_count), writable=writable), weight_count)
+        return cls(Segment.attach(fd, mailbox_arrays(weight_count), writable=writable), weight_count)
 
     @property
     def fd(self) -> int:
@@ -203,6 +205,13 @@ class WeightMailbox:
         version = _refresh(self._header, self._values, out, have, self._refreshed)
         assert version >= 0, "the weight mailbox is corrupt: its newest buffer never held what it says"
         return version
+
+    def past(self) -> dict[str, Any]:
+        """State of past versions, for a checkpoint; a plain mailbox keeps none. Publisher only."""
+        return {}
+
+    def restore_past(self, state: Mapping[str, Any]) -> None:
+        """Restore a result of `past` in a new mailbox. Publisher only, before the first publication."""
 
     def close(self) -> None:
         """Drop the views and close the segment; idempotent. The mailbox must not be used afterwards."""

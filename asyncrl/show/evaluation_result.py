@@ -20,6 +20,7 @@ class EvaluationResult:
         updates: gradient steps when these weights were copied.
         success_rate: fraction of the episodes that ended in success; None where `info` does not say.
         agent_returns: mean return of each of several agents by its name; empty for one agent.
+        level_returns: mean return of each level of `eval_levels`; empty without levels. The other numbers are over all.
     """
 
     return_mean: float
@@ -32,3 +33,8 @@ class EvaluationResult:
     updates: int = 0
     success_rate: float | None = None
     agent_returns: dict[str, float] = field(default_factory=dict)
+    level_returns: dict[str, float] = field(default_factory=dict)
+
+    def by_level(self) -> dict[str, float]:
+        """Mean return of each level by public name."""
+        return {f"eval/mean_reward/{name}": value for name, value in self.level_returns.items()}

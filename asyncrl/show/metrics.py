@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
 from asyncrl.actors.statistics import ActorStatistics
-from asyncrl.interfaces import Distribution, Metrics
+from asyncrl.interfaces import Bins, Distribution, Metrics, ValuePairs
 from asyncrl.show.evaluation_result import EvaluationResult as EvaluationResult
 from asyncrl.show.group_statistics import GroupStatistics
+from asyncrl.show.opponents import OpponentRating
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,9 @@ RUN_METRICS: Final = (
            short="length_mean", optional=True, prometheus="episode_length_mean"),
     Metric("rollout/success_rate", "", "Fraction of the last 100 training episodes that ended in success",
            optional=True, charted=True, label="success/100", form=".0%"),
+    Metric("rollout/elo", "", "Elo rating of the policy in self-play; 1200 at first", optional=True, charted=True),
+    Metric("rollout/win_rate", "", "Win rate against past versions over the last hundred games or so, draws as half",
+           optional=True, charted=True),
     Metric("rollout/exploration_rate", "", "Mean epsilon over actors; none for algorithms without epsilon",
            optional=True, charted=True, label="exploration", form="2"),
     Metric("time/fps", "environment steps per second", "Production: steps that actors took", "rate",
@@ -82,6 +86,20 @@ RUN_METRICS: Final = (
     Metric("time/total_timesteps", "environment steps", "Environment steps over all actors", "counter",
            short="env_steps", charted=True),
     Metric("time/time_elapsed", "seconds", "Time since the run began", short="wall_seconds", charted=True),
+    Metric("time/step_env_seconds", "seconds", "Environment's share of an environment step, in every 64th row",
+           optional=True, charted=True),
+    Metric("time/step_inference_seconds", "seconds", "Time of an environment step in which its action is chosen",
+           optional=True, charted=True),
+    Metric("time/step_write_seconds", "seconds", "Time of an environment step in which it is checked and written",
+           optional=True, charted=True),
+    Metric("time/step_wait_seconds", "seconds", "Time of an environment step in which its actor waits for a grant",
+           optional=True, charted=True),
+    Metric("time/update_sample_seconds", "seconds", "Time of an update in which its batch is made",
+           optional=True, charted=True),
+    Metric("time/update_learn_seconds", "seconds", "Time of an update in the networks and the optimiser",
+           optional=True, charted=True),
+    Metric("time/update_priorities_seconds", "seconds", "Time of an update in which priorities are written",
+           optional=True, charted=True),
     Metric("train_seconds", "seconds", "Training time, evaluation pauses excluded"),
     Metric("startup_seconds", "seconds", "Time before the first environment step"),
     Metric("episodes", "episodes", "Finished training episodes", "counter"),
@@ -139,6 +157,15 @@ RUN_METRICS: Final = (
     Metric("discarded_steps", "environment steps", "Steps that became too stale to use", "counter"),
     Metric("discarded_fraction", "", "Fraction of the inserted steps that became too stale to use",
            label="discarded", form=".1%"),
+    Metric("system/learner_cores", "cores", "Processor time per second of the learner's process", optional=True,
+           charted=True),
+    Metric("system/actor_cores", "cores", "Processor time per second of all actors", optional=True, charted=True),
+    Metric("system/learner_bytes", "bytes", "Private memory of the learner's process", optional=True, charted=True),
+    Metric("system/actor_bytes", "bytes", "Private memory of all actors", optional=True, charted=True),
+    Metric("system/gpu_bytes", "bytes", "Memory of the GPU that the learner's process holds", optional=True,
+           charted=True),
+    Metric("system/gpu_utilization", "", "Fraction of the time in which the GPU computes", optional=True,
+           charted=True),
     Metric("replay_steps", "environment steps", "Steps that may be sampled, or are complete and not taken"),
     Metric("replay_capacity", "environment steps", "Steps that all rings can hold"),
 )
@@ -186,7 +213,7 @@ HISTOGRAMS: Final = (
 BY_KEY: Final = {metric.key: metric for metric in RUN_METRICS if metric.key is not None}
 UNMEASURED: Final[Metrics] = {metric.name: None if metric.optional else 0 for metric in RUN_METRICS}
 """Every number before it is measured, in file order."""
-SECTIONS = ("rollout", "time", "train", "eval", "async")
+SECTIONS = ("rollout", "time", "train", "eval", "async", "system")
 """Sections of the public names, in the order of the columns of `progress.csv`."""
 METRIC_NAMES: Final = tuple(
     metric.name
@@ -214,9 +241,13 @@ class Snapshot:
             Rates, staleness and policy lag are over the last report interval.
         distributions: distributions since the start by public name: `async/staleness`, `async/staleness_versions`,
             `async/policy_lag`.
+        bins: histograms of now by public name: `rollout/ep_rew` and `rollout/ep_len` of the last 100 training episodes,
+            `rollout/action`, or one for each component of an action, of the newest steps in the rings.
+        value_pairs: predicted values and realised returns of some steps of the last update; None if unknown.
         evaluation, best_evaluation: the last and the best greedy evaluation, None before the first.
         evaluations: the greedy evaluations so far, in the order of training; of more than 10,000 every second one.
         discipline: `"replay"`, or the discipline in which segments are consumed; "" before there is a learner.
+        opponents: ratings of the past versions in self-play, newest first.
         actors, groups: one record each; with several groups, counters and rates are over all of them.
         stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"target_training_return"`,
             `"stopped"`, `"interrupted"`, `"failed"` or None while running.
@@ -234,12 +265,15 @@ class Snapshot:
     max_seconds: float | None
     metrics: Metrics
     distributions: dict[str, Distribution] = field(default_factory=dict)
+    bins: dict[str, Bins] = field(default_factory=dict)
+    value_pairs: ValuePairs | None = None
     evaluation: EvaluationResult | None = None
     best_evaluation: EvaluationResult | None = None
     evaluations: tuple[EvaluationResult, ...] = ()
     discipline: str = ""
     network: str = ""
     goals: str = ""
+    opponents: tuple[OpponentRating, ...] = ()
     actors: tuple[ActorStatistics, ...] = ()
     groups: tuple[GroupStatistics, ...] = ()
     stop_reason: str | None = None
@@ -283,7 +317,8 @@ def flat(snapshot: Snapshot | EvaluationResult) -> dict[str, float]:
     """
     named: Mapping[str, float | None]
     if isinstance(snapshot, EvaluationResult):
-        each = {f"eval/mean_reward/{name}": value for name, value in snapshot.agent_returns.items()}
+        parts = snapshot.agent_returns | snapshot.level_returns
+        each = {f"eval/mean_reward/{name}": value for name, value in parts.items()}
         named = {metric.name: getattr(snapshot, str(metric.key)) for metric in EVALUATION_METRICS} | each
     else:
         named = snapshot.metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from asyncrl.storage.disk_space import error_of_file
 
 COLUMNS = 3
 """Most axes side by side."""
+SLICE_INCHES, WIDE_RANGE = 2.8, 20.0
+"""Height of a row of slices; ratio of the largest to the smallest number from which an axis is logarithmic."""
 LABEL_CHARACTERS, LINE_INCHES = 56, 0.2
 """Width of a legend's lines and their height: a legend that is larger than its axes leaves them no room."""
 
@@ -38,6 +40,57 @@ def write_picture(
         ConfigurationError: matplotlib is not installed or cannot write this format, or the path cannot be written.
         ResourceError: the disk is full.
     """
+    plots = by_environment(curves)
+    columns = min(COLUMNS, count := len(plots) + bool(settings))
+    rows, height = -(-count // columns), _row_inches(plots.values(), len(settings))
+    figure = _figure(path, columns, height * rows)
+    colours = {name: f"C{i % 10}" for i, name in enumerate(dict.fromkeys(curve.name for curve in curves))}
+    for i, (env, own) in enumerate(plots.items()):
+        axes = figure.add_subplot(rows, columns, i + 1)
+        _draw(axes, own, colours)
+        axes.set(title=env, xlabel=x_label, ylabel=name)
+        _finish(axes)
+    if settings:
+        axes = figure.add_subplot(rows, columns, count)
+        _draw_profiles(axes, settings, colours)
+        _finish(axes)
+    _save(figure, path)
+
+
+def write_slices(
+    path: Path, slices: Mapping[str, Sequence[tuple[Any, float]]], name: str, title: str
+) -> None:
+    """Write axes for each option with its values and the results that runs had with them, as `write_picture` does.
+
+    Args:
+        path: the file.
+        slices: value and result of every run by option; numbers of a wide range have a logarithmic axis, and other
+            values a place each.
+        name: what the results are.
+        title: title of the picture.
+
+    Raises:
+        ConfigurationError, ResourceError: see `write_picture`.
+    """
+    rows, columns = -(-len(slices) // COLUMNS), min(COLUMNS, len(slices))
+    figure = _figure(path, columns, SLICE_INCHES * rows)
+    figure.suptitle(title)
+    for i, (option, points) in enumerate(slices.items()):
+        axes = figure.add_subplot(rows, columns, i + 1)
+        x, y = [value for value, _ in points], [result for _, result in points]
+        numbers = [value for value in x if isinstance(value, int | float) and not isinstance(value, bool)]
+        if len(numbers) < len(x):
+            x = list(map(str, x))
+        elif min(numbers) > 0 and max(numbers) >= WIDE_RANGE * min(numbers):
+            axes.set_xscale("log")
+        axes.scatter(x, y, c=range(len(y)), cmap="viridis", s=24)  # later ones are lighter
+        axes.set(xlabel=option, ylabel=name)
+        axes.grid(alpha=0.3)
+    _save(figure, path)
+
+
+def _figure(path: Path, columns: int, inches: float) -> Any:
+    """A figure of so many axes side by side. Raises `ConfigurationError` without matplotlib."""
     try:
         import matplotlib
 
@@ -49,20 +102,10 @@ def write_picture(
             facts={"file": path},
             fix='pip install "asyncrl[plot]", or leave out --out to plot in the terminal',
         ) from error
-    plots = by_environment(curves)
-    columns = min(COLUMNS, count := len(plots) + bool(settings))
-    rows, height = -(-count // columns), _row_inches(plots.values(), len(settings))
-    figure = Figure(figsize=(max(7.2, 4.8 * columns), height * rows), layout="constrained")
-    colours = {name: f"C{i % 10}" for i, name in enumerate(dict.fromkeys(curve.name for curve in curves))}
-    for i, (env, own) in enumerate(plots.items()):
-        axes = figure.add_subplot(rows, columns, i + 1)
-        _draw(axes, own, colours)
-        axes.set(title=env, xlabel=x_label, ylabel=name)
-        _finish(axes)
-    if settings:
-        axes = figure.add_subplot(rows, columns, count)
-        _draw_profiles(axes, settings, colours)
-        _finish(axes)
+    return Figure(figsize=(max(7.2, 4.8 * columns), inches), layout="constrained")
+
+
+def _save(figure: Any, path: Path) -> None:
     drawn = io.BytesIO()
     try:
         figure.savefig(drawn, dpi=150, format=path.suffix.removeprefix("."), bbox_inches="tight")

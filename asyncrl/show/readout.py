@@ -46,7 +46,7 @@ class Readout:
         counts: steps, episodes and time so far.
         speed: rates of production (environment steps), receipt, consumption (samples) and updates; wait fractions.
         learning: returns, loss, updates, and epsilon if the algorithm has one.
-        pace: policy lag, staleness and samples per insert.
+        pace: policy lag, staleness, samples per insert, and the rating in self-play.
         fusion: number of learner groups, their fusions, staleness or waiting; empty for a run with one group.
         actors: number of actors in each state.
         error: first line of the error that ended the run, or "".
@@ -153,13 +153,16 @@ def _learning(snapshot: Snapshot) -> tuple[Field, ...]:
     latest = NONE
     if evaluation is not None:
         latest = f"{number(evaluation.return_mean)} +/- {number(evaluation.return_std, 3)}"
-    fields = (
+    fields: tuple[Field, ...] = (
         _field(snapshot, "rollout/ep_rew_mean"),
         Field("evaluation", latest),
         Field("best", number(best.return_mean if best else None)),
         _field(snapshot, "train/loss"),
         Field("updates", f"{snapshot.updates:,}"),
     )
+    if evaluation is not None and evaluation.level_returns:
+        each = (f"{name} {number(value)}" for name, value in evaluation.level_returns.items())
+        fields = (*fields, Field("levels", plain(", ".join(each))))
     return (
         fields
         if snapshot.exploration_rate is None
@@ -170,6 +173,8 @@ def _learning(snapshot: Snapshot) -> tuple[Field, ...]:
 def _pace(snapshot: Snapshot) -> tuple[Field, ...]:
     wanted = snapshot.samples_per_insert_target
     target = NONE if wanted is None else f"{wanted:.2f}"
+    # The rating stands here as this group has a cell to spare in 80 columns and 24 lines.
+    rating = () if snapshot.elo is None else (f"{snapshot.elo:.0f}, wins {snapshot.win_rate:.0%}",)
     return (
         Field("acting", policy_lag(snapshot)),
         Field("staleness", staleness(snapshot)),
@@ -178,6 +183,7 @@ def _pace(snapshot: Snapshot) -> tuple[Field, ...]:
         _field(snapshot, "async/ring_fill"),
         _field(snapshot, "discarded_fraction"),
         Field("discipline", plain(snapshot.discipline or NONE)),
+        *(Field("Elo", text) for text in rating),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from asyncrl.show.kept_run import KeptRun
 
-LOCATION = ("trainer.run_dir", "trainer.env_file", "trainer.http", "trainer.host")
+LOCATION = ("trainer.run_dir", "trainer.env_file", "trainer.eval_env_file", "trainer.http", "trainer.host")
 """Options of where a run is kept and shown, in which any two runs may differ."""
 NAMED_ALWAYS = ("trainer.env", "trainer.algo", "trainer.seed")
 """Options that a group's label has in any case, or that its runs need not share."""

@@ -1,12 +1,13 @@
 """Terminal screen: a snapshot as one rich renderable that fits the window.
 
 The first line is the address of the page. A window of at least 80 columns and 24 lines shows everything, with a table
-of actors. A smaller window shows short lines, the most important first, as many as fit.
+of actors; one of at least 120 columns also draws the returns in the lines that are left. A smaller window shows short
+lines, the most important first, as many as fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -18,11 +19,18 @@ from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.show.metrics import Snapshot
 from asyncrl.show.numbers import duration, plain
 from asyncrl.show.readout import Field, Readout, readout
+from asyncrl.show.text_plot import return_plot
 
 FULL_COLUMNS, FULL_LINES = 80, 24
 """Smallest window that shows everything."""
 THREE_GROUPS_COLUMNS = 112
 """Minimum width for the three groups of values side by side."""
+CURVE_COLUMNS = 120
+"""Minimum width for the return curve."""
+LEAST_CURVE_LINES, MOST_CURVE_LINES = 5, 24
+"""Lines of the return curve with its axes; of many actors it takes a third of the lines."""
+LEAST_ACTOR_ROWS = 2
+"""Rows that the table of actors keeps below the curve."""
 ERROR_LINES = 3
 """Maximum number of lines of the run's error; the full error is printed below the screen."""
 
@@ -41,7 +49,13 @@ STATE_STYLES = {
 
 
 def screen(
-    snapshot: Snapshot, width: int, height: int, *, url: str | None = None, notice: str = ""
+    snapshot: Snapshot,
+    width: int,
+    height: int,
+    *,
+    url: str | None = None,
+    notice: str = "",
+    returns: Sequence[tuple[int, float]] = (),
 ) -> RenderableType:
     """Renderable for a window of `width` columns and `height` lines: at most that high, nothing in it is cut. Pure.
 
@@ -51,16 +65,25 @@ def screen(
         height: lines of the window.
         url: address of the page.
         notice: a permanent message, such as the answer to Ctrl-C.
+        returns: steps and mean return of the training episodes so far, for the curve.
     """
     # The last line stays empty: the terminal echoes Ctrl-C there, and after a full line that would scroll the screen.
     last = [] if notice else [Text()]
-    small = width < FULL_COLUMNS or height < FULL_LINES
-    view = _small if small else _full
-    return Group(*view(snapshot, width, height - len(last), url, notice), *last)
+    height -= len(last)
+    if width < FULL_COLUMNS or height + len(last) < FULL_LINES:
+        return Group(*_small(snapshot, width, height, url, notice), *last)
+    return Group(*_full(snapshot, width, height, url, notice, returns), *last)
 
 
-def _full(snapshot: Snapshot, width: int, height: int, url: str | None, notice: str) -> list[RenderableType]:
-    """All values, and a table of as many actors as fit."""
+def _full(
+    snapshot: Snapshot,
+    width: int,
+    height: int,
+    url: str | None,
+    notice: str,
+    returns: Sequence[tuple[int, float]],
+) -> list[RenderableType]:
+    """All values, the return curve if there is room, and a table of as many actors as fit."""
     words = readout(snapshot)
     groups, lines = _groups(words, width)
     head: list[RenderableType] = [*_address(url), _title(words, snapshot.state, width), _bar(words)]
@@ -68,10 +91,25 @@ def _full(snapshot: Snapshot, width: int, height: int, url: str | None, notice: 
     foot = _messages(words.error, notice, width)
     fusion = _packed(words.fusion, width)[:1]
     used = len(head) + (len(words.progress) - 1) // width + 1 + lines + len(fusion) + _height(foot, width)
-    parts = [*head, Text(), groups, *fusion]
+    curve = _curve(snapshot, returns, width, height - used)
+    used += len(curve)
+    parts = [*head, Text(), groups, *fusion, *curve]
     if snapshot.actors:
         parts += [Text(), _actors(snapshot.actors, height - used - 2)]
     return [*parts, *foot]
+
+
+def _curve(
+    snapshot: Snapshot, returns: Sequence[tuple[int, float]], width: int, room: int
+) -> list[RenderableType]:
+    """The return curve below an empty line, in the part of `room` lines that the actors leave; none in a small part."""
+    shown = 2 + len(snapshot.actors) if snapshot.actors else 0
+    lines = min(MOST_CURVE_LINES, max(LEAST_CURVE_LINES, room // 3, room - shown - 1))
+    if width < CURVE_COLUMNS or room - lines - 1 < min(shown, 2 + LEAST_ACTOR_ROWS):
+        return []
+    marks = [(evaluation.env_steps, evaluation.return_mean) for evaluation in snapshot.evaluations]
+    plot = return_plot(returns, marks, width=width, height=lines)
+    return [Text(), *(Text(line, no_wrap=True) for line in plot)] if plot else []
 
 
 def _address(url: str | None) -> list[RenderableType]:

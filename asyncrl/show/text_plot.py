@@ -24,22 +24,92 @@ def text_plot(curves: Sequence[Curve], title: str, x_label: str, *, width: int =
     """
     low, high = _range(curves)
     left, right = min(curve.x[0] for curve in curves), max(curve.x[-1] for curve in curves)
-    labels = [_number(value) for value in np.linspace(high, low, 5)]
-    margin = max(map(len, labels)) + 2
-    columns, rows = max(20, width - margin - 1), max(5, height - 3 - len(curves))
+    labels = _labels(low, high)
+    columns, rows = max(20, width - _margin(labels) - 1), max(5, height - 3 - len(curves))
     grid = [[" "] * columns for _ in range(rows)]
     at = np.linspace(left, right, columns)
     for mark, curve in reversed(list(zip(MARKS * len(curves), curves, strict=False))):
         _draw(grid, curve, mark, at, low, high)
-    ticks = {round(i * (rows - 1) / 4): label for i, label in enumerate(labels)}
-    lines = [title]
-    lines += [f"{ticks.get(i, ''):>{margin - 1}} |{''.join(row)}".rstrip() for i, row in enumerate(grid)]
-    lines.append(" " * margin + "+" + "-" * columns)
+    margin = _margin(labels)
+    lines = [title, *_rows(grid, labels), " " * margin + "+" + "-" * columns]
     ends = f"{_number(left)}{_number(right):>{columns - len(_number(left))}}"
-    middle = x_label.center(columns)
-    lines.append(" " * (margin + 1) + _overlaid(ends, middle))
+    lines.append(" " * (margin + 1) + _overlaid(ends, x_label.center(columns)))
     lines += [f"  {mark} {curve.label}" for mark, curve in zip(MARKS * len(curves), curves, strict=False)]
     return "\n".join(lines)
+
+
+def return_plot(
+    training: Sequence[tuple[float, float]],
+    evaluations: Sequence[tuple[float, float]],
+    *,
+    width: int,
+    height: int,
+) -> list[str]:
+    """Plot returns over environment steps in lines of plain ASCII, the marks' meanings in the first line.
+
+    Args:
+        training: steps, rising, and mean return of training episodes, drawn as a curve.
+        evaluations: steps and mean return of greedy evaluations, drawn as marks.
+        width: total width in characters.
+        height: number of lines.
+
+    Returns:
+        `height` lines, or none if there are fewer than two points of training.
+    """
+    finite = [point for point in training if np.isfinite(point[1])]
+    marked = [point for point in evaluations if np.isfinite(point[1])]
+    if len(finite) < 2 or finite[-1][0] <= finite[0][0]:
+        return []
+    values = [value for _, value in (*finite, *marked)]
+    low, high = min(values), max(values)
+    if high == low:
+        low, high = low - 1, high + 1
+    left, right = finite[0][0], max(step for step, _ in (*finite, *marked))
+    labels = _labels(low, high)
+    columns, rows = max(20, width - _margin(labels) - 1), max(3, height - 2)
+    grid = [[" "] * columns for _ in range(rows)]
+    steps, means = np.array(finite).T
+    _draw_line(grid, np.interp(np.linspace(left, right, columns), steps, means, right=np.nan), low, high)
+    for step, value in marked:
+        if step >= left:
+            column = round((step - left) / (right - left) * (columns - 1))
+            grid[round((high - value) / (high - low) * (rows - 1))][column] = MARKS[1]
+    title = f"return   {MARKS[0]} training, 100 episodes   {MARKS[1]} greedy evaluation"
+    first, last = _number(left), _number(right)
+    axis = f"{first} {' environment steps '.center(columns - len(first) - len(last) - 2, '-')} {last}"
+    return [title, *_rows(grid, labels), " " * _margin(labels) + "+" + axis]
+
+
+def _draw_line(grid: list[list[str]], values: np.ndarray, low: float, high: float) -> None:
+    """Draw a value per column; where it jumps, the rows between are filled."""
+    rows = len(grid)
+    before = None
+    for column, value in enumerate(values):
+        if not np.isfinite(value):
+            continue
+        row = round((high - value) / (high - low) * (rows - 1))
+        start = row if before is None else before + (row > before) - (row < before)
+        for filled in range(min(start, row), max(start, row) + 1):
+            grid[filled][column] = MARKS[0]
+        before = row
+
+
+def _labels(low: float, high: float) -> list[str]:
+    return [_number(value) for value in np.linspace(high, low, 5)]
+
+
+def _margin(labels: Sequence[str]) -> int:
+    return max(map(len, labels)) + 2
+
+
+def _rows(grid: list[list[str]], labels: Sequence[str]) -> list[str]:
+    """The grid behind its axis, with `labels` from the top down; of few rows only the outer ones and the middle."""
+    rows = len(grid)
+    shown = labels if rows >= 5 else (labels[0], labels[2], labels[4])
+    ticks = {round(i * (rows - 1) / (len(shown) - 1)): label for i, label in enumerate(shown)}
+    return [
+        f"{ticks.get(i, ''):>{_margin(labels) - 1}} |{''.join(row)}".rstrip() for i, row in enumerate(grid)
+    ]
 
 
 def _range(curves: Sequence[Curve]) -> tuple[float, float]:

@@ -157,7 +157,7 @@ class RunWriters:
 
     Args:
         directory: the run directory; it must exist. TensorBoard's `tb/` is written if the extra is installed.
-        check: called before every entry; raises if the directory is no longer the run's, which it has then told.
+        check: called before every entry; raises, after a warning, if the directory is no longer the run's.
 
     Raises:
         OSError: a file cannot be created.

@@ -34,15 +34,17 @@ __all__ = ["CHECKPOINT", "CheckpointMeta", "SavedPolicy", "load", "read_policy",
 
 @dataclass(frozen=True)
 class SavedPolicy:
-    """Part of a checkpoint that acting needs.
+    """Part of a checkpoint from which a policy is made.
 
     Attributes:
         meta: the checkpoint's header; `meta.options` rebuilds the algorithm, `meta.spec` its policy.
         weights: flat `[weight_count]` float32, in the policy's order.
+        critics: `[C, P]` float32, weights of the learner's critics when the checkpoint was written; None without.
     """
 
     meta: CheckpointMeta
     weights: NDArray[np.float32]
+    critics: NDArray[np.float32] | None = None
 
 
 def save(path: Path, state: Mapping[str, Any], meta: CheckpointMeta) -> None:
@@ -51,7 +53,7 @@ def save(path: Path, state: Mapping[str, Any], meta: CheckpointMeta) -> None:
     Args:
         path: the file; its directory must exist.
         state: nested dicts, lists and tuples of tensors, NumPy arrays, numbers, strings, bytes and None. `read_policy`
-            returns the entry `"weights"` (flat float32).
+            returns the entries `"weights"` (flat float32) and `"critics"`.
         meta: the header.
 
     Raises:
@@ -90,12 +92,18 @@ def read_policy(path: Path) -> SavedPolicy:
         CheckpointError: see `load`; or the checkpoint has no weights, or they are NaN or infinite.
     """
     tree, meta, arrays = _read(path)
-    weights = _state(path, tree, arrays, only="weights").get("weights")
-    if not isinstance(weights, np.ndarray) or weights.dtype != np.float32 or weights.ndim != 1:
+    state = _state(path, tree, arrays, only=("weights", "critics"))
+    weights: Any = state.get("weights")
+    critics: Any = state.get("critics")
+    if not _is_float32(weights, 1) or not (critics is None or _is_float32(critics, 2)):
         raise refused(path, "the checkpoint holds no policy weights", "weights", "choose another checkpoint")
     if not np.isfinite(weights).all():
         raise refused(path, "the checkpoint's weights are NaN or infinite", "weights", _before(path))
-    return SavedPolicy(meta, weights)
+    return SavedPolicy(meta, weights, critics)
+
+
+def _is_float32(array: Any, axes: int) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype == np.float32 and array.ndim == axes
 
 
 def does_not_fit(path: Path, what: str) -> CheckpointError:
@@ -112,12 +120,12 @@ def _read(path: Path) -> tuple[list[Any], CheckpointMeta, dict[str, NDArray[Any]
 
 
 def _state(
-    path: Path, tree: list[Any], arrays: dict[str, NDArray[Any]], only: str | None = None
+    path: Path, tree: list[Any], arrays: dict[str, NDArray[Any]], only: tuple[str, ...] | None = None
 ) -> dict[str, Any]:
-    """Make the state, or its entry `only`; no code of the file is executed, and no array is larger than the file."""
+    """Make the state, or its entries `only`; no code of the file is executed, and no array is larger than the file."""
     try:
         if only is not None:
-            tree = [*tree[:1], *(entry for entry in tree[1:] if entry[0] == only)]
+            tree = [*tree[:1], *(entry for entry in tree[1:] if entry[0] in only)]
         state = from_tree(tree, arrays)
         if not isinstance(state, dict):
             raise TypeError(f"it holds a {type(state).__name__}, not a dict")

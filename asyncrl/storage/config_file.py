@@ -43,8 +43,9 @@ def read_config(file: Path, algorithms: Mapping[str, type]) -> dict[str, dict[st
             raise unknown_key(file, name, [TRAINER, *algorithms, *_known_paths(algorithms)])
         tables[name] = _checked_table(record, table, file, name, algorithms)
     trainer = tables.get(TRAINER, {})
-    if trainer.get("env_file") is not None:  # relative to the configuration file
-        trainer["env_file"] = str(file.parent / trainer["env_file"])
+    for name in ("env_file", "eval_env_file"):
+        if trainer.get(name) is not None:  # relative to the configuration file
+            trainer[name] = str(file.parent / trainer[name])
     return tables
 
 

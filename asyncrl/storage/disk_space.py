@@ -79,6 +79,6 @@ def warn_of_little_space(
             f"[ASYNC044] the checkpoints need {needed / 1e6:,.1f} MB ({kept + 2} files of {each / 1e6:,.1f} MB"
             f"{f', 2 of {rows_bytes / 1e6:,.1f} MB' if rows_bytes else ''}), and "
             f"the disk of {directory} has {free / 1e6:,.1f} MB free; make space, lower checkpoints_kept, or give "
-            "another run_dir; training begins, and a checkpoint that does not fit is told when it is written"
+            "another run_dir; training begins, and a checkpoint that does not fit gives a warning of its own"
         )
         warnings.warn(LittleDiskSpace(text), stacklevel=2)

@@ -37,7 +37,7 @@ class Resumption:
         run: state of everything else; see `run/saving.py`.
         rows: arrays of its replay file, or None if the rings begin empty.
         states: states of the actors, or None if they begin new episodes.
-        best: evaluations and weights of the best checkpoint, which may be newer than this one; empty without one.
+        best: evaluations, weights and critics of the best checkpoint, which may be newer than this one; or empty.
         notes: lines about what does not continue exactly.
         another_group: whether another group resumes from this checkpoint of rank 0, with its own random generators.
     """
@@ -295,7 +295,8 @@ def _best_state(folder: Path) -> Mapping[str, Any]:
     """Evaluations and weights in the best checkpoint; empty if there is none that can be read."""
     try:
         state = load(folder / "best")[0]
-        return {"evaluations": state["run"]["evaluations"], "weights": state["weights"]}
+        kept = {"weights": state["weights"], "critics": state.get("critics")}
+        return {"evaluations": state["run"]["evaluations"], **kept}
     except (CheckpointError, KeyError, TypeError):
         return {}
 
@@ -303,6 +304,8 @@ def _best_state(folder: Path) -> Mapping[str, Any]:
 def _notes(algorithm: Any, rows: bool, states: bool, why: str) -> tuple[str, ...]:
     because = f" ({why})" if why else ""
     notes = []
+    if algorithm.update_loop == "dataset":
+        return ()
     if not states:
         notes.append(f"the actors begin new episodes{because}")
     if not rows and algorithm.update_loop != "segments":

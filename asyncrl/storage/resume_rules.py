@@ -27,6 +27,9 @@ FIXED = {
     "pad_spaces": TASK,
     "algo": TASK,
     "seed": RANDOM,
+    "dataset": TASK,
+    "demonstrations": TASK,
+    "demonstration_fraction": RANDOM,
     "init_from": "the run has weights of its own by now",
     "envs_per_actor": ROWS,
     "segment_length": ROWS,
@@ -52,7 +55,11 @@ FIXED = {
 }
 """Options of the run and of all algorithms that may not change, with the reason."""
 FIXED_IN_LOCKSTEP = dict.fromkeys(
-    ("num_actors", "inference", "torch_threads"), "in lockstep every number depends on it"
+    (
+        *("num_actors", "inference", "torch_threads"),
+        *("self_play", "self_play_fraction", "self_play_interval", "self_play_versions"),
+    ),
+    "in lockstep every number depends on it",
 )
 """Further options that may not change if the discipline is exact (see `Algorithm.exact`), with the reason."""
 

@@ -40,7 +40,7 @@ HOLDER_SECONDS = 2.0
 
 
 class DirectoryLost(OSError):
-    """The directory at the path is no longer the run's. The run has been told so once (ASYNC040)."""
+    """The directory at the path is no longer the run's. One warning of it was given (ASYNC040)."""
 
 
 class RunDirectory:
@@ -60,7 +60,7 @@ class RunDirectory:
         self.path = Path(path).absolute() if path else None
         self._checkpoints_kept = checkpoints_kept
         self._lock: int | None = None
-        self._told = False
+        self._warned = False
         if not path:
             return
         path = Path(path)
@@ -104,8 +104,8 @@ class RunDirectory:
         if self.path is None or self._lock is None or _is_at(self._lock, self.path / LOCK):
             return
         what = f"{self.path} was deleted or moved, or is another run's by now"
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             text = (
                 f"[ASYNC040] the run's files cannot be written: {what}; training goes on and writes nothing there; "
                 "put the directory back, or save the policy elsewhere when the run has ended"

@@ -35,6 +35,7 @@ from asyncrl.storage.metric_files import cut_metrics
 from asyncrl.storage.run_directory import RunDirectory, describe_run
 
 ENVIRONMENT = "environment.pkl"
+EVALUATION_ENVIRONMENT = "evaluation_environment.pkl"
 NETWORK = "network.pkl"
 FUNCTIONS = "functions.pkl"
 
@@ -59,8 +60,14 @@ def write_run_files(
     pickled = source.kind in ("spec", "factory")
     if pickled:
         directory.write_bytes(ENVIRONMENT, source.payload)
+    evaluation = None
+    if config.eval_env is not None and source.levels and source.levels[0][1].kind in ("spec", "factory"):
+        evaluation = EVALUATION_ENVIRONMENT
+        directory.write_bytes(evaluation, source.levels[0][1].payload)
     # The file may be copied and used for another run, so it does not hold its own location.
-    config = dataclasses.replace(config, env_file=ENVIRONMENT if pickled else None, run_dir=None)
+    config = dataclasses.replace(
+        config, env_file=ENVIRONMENT if pickled else None, eval_env_file=evaluation, run_dir=None
+    )
     directory.write_text("config.toml", dump_config(config, algorithm))
     described = describe_run(config.seed)
     if resumed is not None and directory.path is not None:

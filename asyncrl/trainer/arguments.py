@@ -25,9 +25,16 @@ class RunOptions(TypedDict, total=False):
     wrappers: Sequence[Any]
     agent_id: bool
     pad_spaces: bool
+    self_play: Literal["none", "newest", "uniform", "prioritized"]
+    self_play_fraction: float
+    self_play_interval: int
+    self_play_versions: int
     seed: int
     num_actors: int | None
     envs_per_actor: int
+    dataset: str | os.PathLike[str] | None
+    demonstrations: str | os.PathLike[str] | None
+    demonstration_fraction: float
     total_steps: int | None
     max_seconds: float | None
     target_return: float | None
@@ -35,6 +42,9 @@ class RunOptions(TypedDict, total=False):
     eval_interval_steps: int | None
     eval_episodes: int
     target_eval_episodes: int
+    eval_env: Any
+    eval_env_kwargs: Mapping[str, Any]
+    eval_levels: Mapping[str, Mapping[str, Any]]
     eval_max_episode_steps: int | None
     groups: int
     fusion: Literal["gradients", "average", "async"]
@@ -60,6 +70,7 @@ class RunOptions(TypedDict, total=False):
     save_replay_buffer: bool
     http: int | Literal["auto", "off"]
     host: str
+    on_end: str | None
 
 
 def algorithm_and_options(
@@ -114,8 +125,50 @@ def require_steps(algorithm: Algorithm, config: TrainerConfig, resumed: Resumpti
             raise ValueError(f"total_steps must be given where {name} is a function of progress, got None")
 
 
+def require_data(algorithm: Algorithm, config: TrainerConfig) -> None:
+    """Check that the algorithm learns from the data that the run has.
+
+    Raises:
+        ValueError: it needs a dataset, or cannot use the one that is given.
+    """
+    name, alone = algorithm.name, [n for n, r in ALGORITHMS.items() if r.update_loop == "dataset"]
+    if algorithm.update_loop == "dataset" and config.dataset is None:
+        raise ValueError(
+            f"dataset must be given for {name}, which learns from one alone, got none: Trainer(env, {name!r}, "
+            "dataset=DIR), --dataset DIR; `asyncrl record` writes one"
+        )
+    if algorithm.update_loop != "dataset" and config.dataset is not None:
+        raise ValueError(
+            f"dataset must be none for {name}, which learns from the steps of its actors, got {config.dataset!r}; take "
+            f"one of {', '.join(alone)}, or give demonstrations"
+        )
+    if config.demonstrations is None:
+        return
+    if algorithm.update_loop != "replay":
+        fit = ", ".join(n for n, r in ALGORITHMS.items() if r.update_loop == "replay")
+        raise ValueError(
+            f"demonstrations must be none for {name}, which has no replay of transitions, got "
+            f"{config.demonstrations!r}; those that have: {fit}"
+        )
+    record: Any = algorithm
+    if record.batch_size < 2:
+        raise ValueError(f"batch_size must be at least 2 with demonstrations, got {record.batch_size}")
+    if record.replay_device != "cpu":
+        raise ValueError(f"replay_device must be cpu with demonstrations, got {record.replay_device}")
+
+
+def seeds_from(first: int, seeds: int | Sequence[int]) -> tuple[int, ...]:
+    """The given seeds, or so many from `first`. Raises ValueError without any, or for one that is given twice."""
+    chosen = tuple(range(first, first + seeds)) if isinstance(seeds, int) else tuple(map(int, seeds))
+    if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0:
+        raise ValueError(
+            f"seeds must be a number of at least 1, or different seeds of at least 0, got {seeds}"
+        )
+    return chosen
+
+
 LEARN_ARGUMENTS = ("total_steps", "max_seconds", "target_return", "callbacks")
-"""Keyword arguments of `learn`, `run` and `start`; `learn` has `on_snapshot` too."""
+"""Keyword arguments of `learn`, `run` and `start`; `learn` has `on_snapshot` and `progress` too."""
 
 
 def check_learn_arguments(method: str, unknown: Mapping[str, Any]) -> None:
@@ -133,7 +186,12 @@ def check_learn_arguments(method: str, unknown: Mapping[str, Any]) -> None:
 
 def check_options(options: dict[str, Any], algorithm: Algorithm) -> None:
     """Raise TypeError for a name that is not an option of the run."""
-    known = option_help(TrainerConfig).keys() - {"env", "env_file", "algo"}  # these are given themselves
+    known = option_help(TrainerConfig).keys() - {
+        "env",
+        "env_file",
+        "eval_env_file",
+        "algo",
+    }  # these are given themselves
     for name in options:
         if name not in known:
             if name in option_help(type(algorithm)):

@@ -18,7 +18,9 @@ from pathlib import Path
 from asyncrl.errors import AsyncRLError, GroupLost, StoppedWhileStarting
 from asyncrl.run.switching import own_process
 from asyncrl.show.metrics import Snapshot
-from asyncrl.trainer.ranks import JOB, SOCKET, Channel, Job, sendable
+from asyncrl.trainer.channel import Channel, Job, sendable
+from asyncrl.trainer.pool_worker import error_of
+from asyncrl.trainer.ranks import JOB, SOCKET
 from asyncrl.trainer.trainer import Trainer
 
 _PR_SET_PDEATHSIG = 1
@@ -43,9 +45,9 @@ def main(directory: Path) -> int:
         signal.signal(number, lambda *_: trainer.stop("interrupted"))
     threading.Thread(target=_obey, args=(launcher, trainer), name="asyncrl-launcher", daemon=True).start()
     if rank == 0:
-        _tell(trainer, launcher)
+        _send_snapshots(trainer, launcher)
     trainer._start(callbacks=(_Relay(launcher),) if rank == 0 else ())
-    error = _ended(trainer)
+    error = error_of(trainer)
     if rank == 0 or error is not None:
         result = trainer.result if rank == 0 else None
         with contextlib.suppress(OSError):
@@ -73,13 +75,6 @@ class _Relay:
             self._launcher.send("checkpoint", path)
 
 
-def _ended(trainer: Trainer) -> BaseException | None:
-    """Wait for the end of the run; returns its error."""
-    while True:
-        with contextlib.suppress(TimeoutError):  # in short waits, so that signals are handled
-            return trainer._done.exception(timeout=0.2)
-
-
 def _obey(launcher: Channel, trainer: Trainer) -> None:
     """Stop the run when the launcher sends `stop` or its connection ends."""
     while (message := launcher.receive()) is not None:
@@ -88,14 +83,14 @@ def _obey(launcher: Channel, trainer: Trainer) -> None:
     trainer.stop("interrupted")
 
 
-def _tell(trainer: Trainer, launcher: Channel) -> None:
+def _send_snapshots(trainer: Trainer, launcher: Channel) -> None:
     """Send every snapshot, and the page's address before the first one that has it."""
-    told: list[str] = []
+    sent: list[str] = []  # the address
 
     def send(snapshot: Snapshot) -> None:
         with contextlib.suppress(OSError):
-            if not told and trainer.url is not None:
-                told.append(trainer.url)
+            if not sent and trainer.url is not None:
+                sent.append(trainer.url)
                 launcher.send("url", trainer.url, trainer.page_url)
             launcher.send("snapshot", snapshot)
 

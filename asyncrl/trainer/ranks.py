@@ -26,19 +26,18 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.actors.frames import receive_frame, send_frame
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import AsyncRLError, GroupLost, ResourceError, StoppedWhileStarting, describe_error
+from asyncrl.errors import GroupLost, ResourceError, StoppedWhileStarting
 from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.show.metrics import Snapshot
 from asyncrl.storage.resume import Resumption
+from asyncrl.trainer.channel import Channel, Job, Message
 
 if TYPE_CHECKING:
     from asyncrl.groups.launch import Failure, Launch
@@ -47,70 +46,15 @@ if TYPE_CHECKING:
 SOCKET, JOB = "ranks.sock", "job.pkl"
 """Files of the launcher's directory."""
 
-Message = tuple[Any, ...]
-
 END_SECONDS = 15.0
 """Time limit for the other ranks to end after rank 0, before they are killed."""
 LOST_SECONDS = 20.0
 """Time limit for all ranks to end after one has reported a lost rank, before they are killed; it may be suspended."""
-HEAR_SECONDS = 10.0
+LAST_MESSAGES_SECONDS = 10.0
 """Time limit for the last messages of a rank that has ended."""
 
 MOST_PATH_BYTES = 64
 """Longest temporary folder (`TMPDIR`) for the ranks' socket, whose whole path may have about 100 bytes; else `/tmp`."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """Job of a rank: all options of the run, the environment, and the checkpoint to resume from."""
-
-    config: TrainerConfig
-    algorithm: Algorithm
-    source: Any
-    resumed: Any = None
-
-
-class Channel:
-    """One end of a connection; `send` from any thread, `receive` from one.
-
-    Args:
-        connection: a stream socket, which this object owns.
-    """
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket, self._lock = connection, threading.Lock()
-
-    def send(self, *message: Any) -> None:
-        """Send a message; functions in it may be lambdas. Raises OSError if the other end is closed."""
-        with self._lock:
-            send_frame(self._socket, message, pickled=_pickled)
-
-    def receive(self) -> Message | None:
-        """Wait for the next message; None if the connection has ended."""
-        received = receive_frame(self._socket)
-        return None if received is None else received[0]
-
-    def close(self) -> None:
-        """Close the connection; a waiting `receive` returns None."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-
-def _pickled(message: Message) -> bytes:
-    try:
-        return pickle.dumps(message)
-    except Exception:  # a policy holds its algorithm's functions and its network's factory
-        return pack_policy(message)
-
-
-def sendable(error: BaseException | None) -> BaseException | None:
-    """Return `error`, or an `AsyncRLError` with its text if it cannot be pickled."""
-    try:
-        pickle.loads(pickle.dumps(error))
-        return error
-    except Exception:
-        return AsyncRLError(describe_error(error)) if error is not None else None
 
 
 class Ranks:
@@ -149,7 +93,7 @@ class Ranks:
         self._errors: dict[int, BaseException] = {}
         self._reason: str | None = None
         self._evaluations = 0 if resumed is None else len(resumed.run["evaluations"]["return_mean"])
-        self._hearing: list[threading.Thread] = []
+        self._receivers: list[threading.Thread] = []
         self._accepting = threading.Lock()
 
     def stop(self, reason: str = "stopped") -> None:
@@ -205,9 +149,9 @@ class Ranks:
             self.kill()
         await asyncio.to_thread(launch.join, END_SECONDS)
         with self._accepting:
-            hearing = list(self._hearing)
-        for thread in hearing:  # they may still read, or wait for the interpreter
-            await asyncio.to_thread(thread.join, HEAR_SECONDS)
+            receivers = list(self._receivers)
+        for thread in receivers:  # they may still read, or wait for the interpreter
+            await asyncio.to_thread(thread.join, LAST_MESSAGES_SECONDS)
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
         listener.close()
@@ -252,14 +196,14 @@ class Ranks:
                 connection, _ = listener.accept()
             except OSError:
                 return
-            hearing = threading.Thread(
-                target=self._hear, args=(Channel(connection),), name="asyncrl-rank", daemon=True
+            receiver = threading.Thread(
+                target=self._receive_all, args=(Channel(connection),), name="asyncrl-rank", daemon=True
             )
             with self._accepting:  # `_close` can join a thread only once it has started
-                hearing.start()
-                self._hearing.append(hearing)
+                receiver.start()
+                self._receivers.append(receiver)
 
-    def _hear(self, channel: Channel) -> None:
+    def _receive_all(self, channel: Channel) -> None:
         while (message := channel.receive()) is not None:
             self._on_loop(self._receive, channel, message)
         channel.close()

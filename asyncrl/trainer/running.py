@@ -40,7 +40,7 @@ class _Started:
     """Thread that has started it."""
 
 
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 _started: list[_Started] = []
 _exiting = False
 _lock = threading.RLock()  # a signal handler may call `stop_all` while its thread holds it
@@ -106,7 +106,7 @@ def _close_at_exit() -> None:
                 started.run.stop("interrupted")
         while kept := [started.thread for started in tuple(_started) if _keeps_process(started.thread)]:
             while kept[0].is_alive():
-                kept[0].join(_LOOK_SECONDS)  # in short waits, so that signals are handled
+                kept[0].join(_POLL_SECONDS)  # in short waits, so that signals are handled
     finally:
         _exiting = True
         _close(running(), "interrupted")

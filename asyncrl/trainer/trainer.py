@@ -13,17 +13,18 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, Unpack
 
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.changes import described
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import BlockingCallInLoop, StoppedWhileStarting, describe_error
+from asyncrl.errors import BlockingCallInLoop, ListenerFailed, StoppedWhileStarting, describe_error
 from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import checked
 from asyncrl.run.result import TrainResult
@@ -32,10 +33,17 @@ from asyncrl.show.metrics import Snapshot
 from asyncrl.show.notebook import LiveCard, ShownByCard, interrupt_stops, live_card, running_cell
 from asyncrl.storage.config_file import options_by_table
 from asyncrl.trainer import running
-from asyncrl.trainer.arguments import RunOptions, algorithm_and_options, check_learn_arguments, require_steps
+from asyncrl.trainer.arguments import (
+    RunOptions,
+    algorithm_and_options,
+    check_learn_arguments,
+    require_data,
+    require_steps,
+)
 
 if TYPE_CHECKING:
     from asyncrl.run.run import Run
+    from asyncrl.show.console import RunConsole
     from asyncrl.storage.resume import Resumption
     from asyncrl.trainer.ranks import Ranks
 
@@ -96,12 +104,20 @@ class Trainer(ShownByCard):
     ) -> None:
         wrappers = options.pop("wrappers", ())
         wrappers = tuple(wrappers.split(",") if isinstance(wrappers, str) else wrappers)
+        eval_env = options.pop("eval_env", None)
+        evaluation = None if eval_env is None else EnvSource.from_user(eval_env)
         source = EnvSource.from_user(env)
         record, given = algorithm_and_options(algorithm, source.name, dict(options))
         named = tuple(described(wrapper) for wrapper in wrappers)
+        if evaluation is not None:
+            given["eval_env"] = evaluation.name
         config = TrainerConfig(env=source.name, algo=record.name, wrappers=named, **given)
         chosen = {"agent_id": config.agent_id, "pad_spaces": config.pad_spaces}
-        self._prepare(config, record, source.changed(config.env_kwargs, wrappers, **chosen), server)
+        if evaluation is not None:
+            evaluation = evaluation.changed({}, wrappers, **chosen)
+        source = source.changed(config.env_kwargs, wrappers, **chosen)
+        source = source.evaluated_in(evaluation, config.eval_env_kwargs, config.eval_levels)
+        self._prepare(config, record, source, server)
 
     @classmethod
     def from_config(
@@ -122,12 +138,18 @@ class Trainer(ShownByCard):
             server: see `Trainer`.
             started: `time.monotonic()` at which wall and start-up time begin; None is the start of the run.
         """
+        chosen = {"agent_id": config.agent_id, "pad_spaces": config.pad_spaces}
         if env is None and config.env_file is not None:
             source = EnvSource.from_file(config.env, Path(config.env_file))
         else:
             source = EnvSource.from_user(config.env if env is None else env)
-            chosen = {"agent_id": config.agent_id, "pad_spaces": config.pad_spaces}
             source = source.changed(config.env_kwargs, config.wrappers, **chosen)
+        evaluation = None
+        if config.eval_env is not None and config.eval_env_file is not None:
+            evaluation = EnvSource.from_file(config.eval_env, Path(config.eval_env_file))
+        elif config.eval_env is not None:
+            evaluation = EnvSource.from_user(config.eval_env).changed({}, config.wrappers, **chosen)
+        source = source.evaluated_in(evaluation, config.eval_env_kwargs, config.eval_levels)
         return cls._of_source(config, algorithm, source, server=server, started=started)
 
     @classmethod
@@ -194,6 +216,7 @@ class Trainer(ShownByCard):
         started: float | None = None,
         resumed: Resumption | None = None,
     ) -> None:
+        require_data(algorithm, config)
         self.config, self.algorithm = config, algorithm
         self.result: TrainResult | None = None
         self._source, self._server, self._started_at, self._resumed = source, server, started, resumed
@@ -218,6 +241,7 @@ class Trainer(ShownByCard):
         target_return: float | None = None,
         on_snapshot: Callable[[Snapshot], None] | None = None,
         callbacks: Sequence[Any] = (),
+        progress: Literal["auto"] | bool = "auto",
         **unknown: Never,
     ) -> TrainResult:
         """Train until a stopping rule holds; blocks. The first Ctrl-C stops the run and is raised, the second kills it.
@@ -230,28 +254,55 @@ class Trainer(ShownByCard):
             target_return: mean return of a confirmed greedy evaluation.
             on_snapshot: called with every snapshot, on the run's thread; an exception in it does not end the run.
             callbacks: objects with methods of `Callback`, called on the run's thread; one that raises ends the run.
+            progress: `"auto"` shows the screen of `asyncrl train` if standard output is a terminal, otherwise a line on
+                standard error every ten seconds, in a notebook nothing; False shows nothing.
             unknown: refused.
 
         Raises:
             BlockingCallInLoop: this thread runs an event loop (ASYNC014).
             TypeError: an argument does not exist; the text names that of another library here.
+            ValueError: a value is outside its range.
             AsyncRLError: the error that ended the run.
         """
         check_learn_arguments("learn", unknown)
+        if progress not in ("auto", True, False):
+            raise ValueError(f"progress must be 'auto', True or False, got {progress!r}")
         if _loop_is_running():
             raise BlockingCallInLoop(
                 "trainer.learn() blocks, and this thread runs an event loop",
                 facts={"called from": "a coroutine or a notebook cell"},
                 fix="write `result = await trainer.run(...)`",
             )
+        view = None
         try:
             self._start(total_steps, max_seconds, target_return, callbacks, on_snapshot)
+            view = self._view() if progress else None
             while not wait_for_futures([self._done], SIGNAL_SECONDS).done:
                 pass
             return self._done.result()
         except KeyboardInterrupt:
+            if view is not None and view.live:
+                view.notify("interrupted: stopping, Ctrl-C again to kill")
             self._stop_or_kill()
             raise
+        finally:
+            if view is not None:
+                view.close()
+
+    def _view(self) -> RunConsole | None:
+        """Show every snapshot in the view of a script, if there is one."""
+        try:
+            # Imported here, as the run starts meanwhile.
+            from asyncrl.show.console import script_console
+
+            view = script_console()
+        except Exception as error:  # the run goes on
+            text = f"[ASYNC042] the progress cannot be shown: {describe_error(error)}; training goes on without it"
+            warnings.warn(ListenerFailed(text), stacklevel=3)
+            return None
+        if view is not None:
+            self._listeners.append(lambda snapshot: view.follow(snapshot, self.page_url))
+        return view
 
     async def run(
         self,
@@ -573,10 +624,19 @@ class _Workers(ThreadPoolExecutor):
             waiting.join(WORKER_SECONDS)
 
 
-def train(env: Any, algorithm: Algorithm | str = "dqn", **options: Unpack[RunOptions]) -> TrainResult:
-    """Train in one line: `asyncrl.train("CartPole-v1", "dqn", total_steps=50_000)`. Options as for `Trainer`."""
+def train(
+    env: Any,
+    algorithm: Algorithm | str = "dqn",
+    *,
+    progress: Literal["auto"] | bool = "auto",
+    **options: Unpack[RunOptions],
+) -> TrainResult:
+    """Train in one line: `asyncrl.train("CartPole-v1", "dqn", total_steps=50_000)`.
+
+    Options are those of `Trainer`, and `progress` is that of `Trainer.learn`.
+    """
     with Trainer(env, algorithm, **options) as trainer:
-        return trainer.learn()
+        return trainer.learn(progress=progress)
 
 
 async def _show(trainer: Trainer, card: LiveCard) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -87,16 +88,46 @@ def command(
 
 
 def cli(env: str, algo: str, seed: int, options: Sequence[str], patience_seconds: float) -> Summary:
-    """`summary.json` of `asyncrl train` with these options, in a new process without a page, with its `means`."""
+    """The summary of `finished_run`."""
+    return finished_run(env, algo, seed, options, patience_seconds)[0]
+
+
+def finished_run(
+    env: str, algo: str, seed: int, options: Sequence[str], patience_seconds: float | None = None
+) -> tuple[Summary, list[dict[str, Any]]]:
+    """Run `asyncrl train` with these options in a new process without a page.
+
+    Returns:
+        Its `summary.json`, with its `means`, `process_seconds`, and `cpu_seconds` of all its processes; and the lines
+        of its `metrics.jsonl`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         line = [sys.executable, "-m", "asyncrl", "train", env, "--algo", algo, "--seed", str(seed)]
         line += ["--http", "off", "--run-dir", f"{folder}/run", *options]
-        started = time.perf_counter()
+        started, used = time.perf_counter(), _cpu_seconds_of_children()
         subprocess.run(line, check=True, stdout=subprocess.DEVNULL, timeout=patience_seconds)
-        seconds = time.perf_counter() - started
+        seconds, cpu = time.perf_counter() - started, _cpu_seconds_of_children() - used
         summary: Summary = json.loads(Path(folder, "run", "summary.json").read_text())
         config = tomllib.loads(Path(folder, "run", "config.toml").read_text())["trainer"]
-        return {**summary, **means(config), "process_seconds": seconds}
+        metrics = Path(folder, "run", "metrics.jsonl")
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        resources = {**means(config), "process_seconds": seconds, "cpu_seconds": cpu}
+        return {**summary, **resources}, [json.loads(text) for text in lines]
+
+
+def evaluations(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    """Steps and mean return of every evaluation in the lines of a `metrics.jsonl`."""
+    return [
+        (line["eval/total_timesteps"], line["eval/mean_reward"])
+        for line in lines
+        if "eval/mean_reward" in line
+    ]
+
+
+def _cpu_seconds_of_children() -> float:
+    """CPU seconds of all processes that this one has waited for, and of their own children."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def means(config: Mapping[str, Any]) -> Summary:

@@ -16,33 +16,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import runs as runs_of
 from benchmarks.harness.conditions import ALL_CONDITIONS, CONDITIONS, condition
 from benchmarks.harness.report import FOLDER, Report, commit, script_parser
 
 FIRST_SEED = 1_000
 """First seed for reporting; presets are chosen on others (0 to 199)."""
-
-
-def train(
-    env: str, algo: str, seed: int, *options: str, seconds: float
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The run's `summary.json` and the lines of its `metrics.jsonl`."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        line = [sys.executable, "-m", "asyncrl", "train", env, "--algo", algo, "--seed", str(seed)]
-        line += ["--run-dir", str(run), "--http", "off", "--max-seconds", str(seconds), *options]
-        subprocess.run(line, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        lines = (run / "metrics.jsonl").read_text().splitlines()
-        return json.loads((run / "summary.json").read_text()), [json.loads(text) for text in lines]
 
 
 @dataclass
@@ -127,8 +111,8 @@ def main() -> None:
         runs = found[name]
         with condition(name):
             for seed in sorted({*seeds} - {run.seed for run in runs}):
-                line = ["--target-return", str(parsed.target)]
-                runs.append(Run.of(train(env, algo, seed, *line, seconds=parsed.max_seconds)[0]))
+                line = ["--target-return", str(parsed.target), "--max-seconds", str(parsed.max_seconds)]
+                runs.append(Run.of(runs_of.finished_run(env, algo, seed, line)[0]))
                 print(name, runs[-1], flush=True)
                 rows[name] = add_runs(report, name, runs)
                 report.write()

@@ -14,7 +14,7 @@ import os
 import numpy as np
 
 from benchmarks.harness.report import FOLDER, Report, script_parser
-from benchmarks.learning.held_out import train
+from benchmarks.harness.runs import evaluations, finished_run
 
 
 def main() -> None:
@@ -34,13 +34,10 @@ def main() -> None:
     for run in [run for run in runs if run["steps"]][: parsed.seeds]:
         seed, first = run["seed"], run["steps"]
         steps = str(int(first * parsed.times))
-        _, lines = train(parsed.env, parsed.algo, seed, "--steps", steps, seconds=1e5)
-        later = [
-            line["eval/mean_reward"]
-            for line in lines
-            if "eval/mean_reward" in line and line.get("eval/total_timesteps", 0) > first
-        ]
-        at_target = [line["eval/mean_reward"] for line in lines if line.get("eval/total_timesteps") == first]
+        _, lines = finished_run(parsed.env, parsed.algo, seed, ["--steps", steps])
+        curve = evaluations(lines)
+        later = [mean for at, mean in curve if at > first]
+        at_target = [mean for at, mean in curve if at == first]
         same.append(bool(at_target) and at_target[0] >= parsed.kept)
         returns += later
         shares.append(float(np.mean(np.array(later) >= parsed.kept)))

@@ -92,7 +92,7 @@ UNSEEN: Mapping[str, Unseen] = {
     "MinAtar/Breakout-v1": Unseen("choose", "MinAtar", limit=5_000),
     "MiniGrid-DoorKey-5x5-v0": Unseen("choose", "MiniGrid", flatten=True),
     "FetchReachDense-v4": Unseen("choose", "Gymnasium-Robotics", continuous=True, share=0.5),
-    "DictBandit": Unseen("choose", "Dict observations", make="unseen:DictBandit"),
+    "DictBandit": Unseen("choose", "Dict observations", make=f"{__name__}:DictBandit"),
     "IdentityBox": Unseen(
         "choose", "identity", continuous=True, make=f"{_SB3}:IdentityEnvBox", kwargs={"eps": 0.05}
     ),

@@ -47,15 +47,22 @@ def layers(sizes: tuple[int, ...], flat: np.ndarray) -> list[tuple[Tensor, Tenso
     return [(named[f"{i}.weight"], named[f"{i}.bias"]) for i in range(len(sizes) - 1)]
 
 
-def mlp_pairs(call: Any, rng: np.random.Generator, sizes: tuple[int, ...], relu: bool) -> Pairs:
+def mlp_pairs(
+    call: Any, rng: np.random.Generator, sizes: tuple[int, ...], relu: bool, layer_norm: bool
+) -> Pairs:
     rows = 5
-    x, flat = draw(rng, rows, sizes[0]), draw(rng, parameter_count(sizes))
+    x, flat = draw(rng, rows, sizes[0]), draw(rng, parameter_count(sizes, layer_norm=layer_norm))
     scratch, out = np.empty((2, rows, max(sizes)), np.float32), np.empty((rows, sizes[-1]), np.float32)
-    call(x, flat, np.array(sizes), relu, scratch, out)
+    call(x, flat, np.array(sizes), relu, layer_norm, scratch, out)
     y = torch.from_numpy(x)
-    *hidden, head = layers(sizes, flat)
-    for w, b in hidden:
+    named = MLPParameters(sizes, torch.from_numpy(flat), layer_norm=layer_norm).state_dict()
+    *hidden, head = [(named[f"{i}.weight"], named[f"{i}.bias"]) for i in range(len(sizes) - 1)]
+    for i, (w, b) in enumerate(hidden):
         y = torch.nn.functional.linear(y, w, b)
+        if layer_norm:
+            y = torch.nn.functional.layer_norm(
+                y, (sizes[i + 1],), named[f"{i}.norm.weight"], named[f"{i}.norm.bias"]
+            )
         y = y.relu() if relu else y.tanh()
     yield "outputs", out, torch.nn.functional.linear(y, *head)
 
@@ -145,7 +152,16 @@ def squashing_pairs(call: Any, rng: np.random.Generator, values: int) -> Pairs:
 
 
 CONTRACTS: list[tuple[Any, Callable[..., Pairs], list[dict[str, Any]]]] = [
-    (mlp_forward, mlp_pairs, [{"sizes": sizes, "relu": relu} for sizes in SIZES for relu in (True, False)]),
+    (
+        mlp_forward,
+        mlp_pairs,
+        [
+            {"sizes": sizes, "relu": relu, "layer_norm": layer_norm}
+            for sizes in SIZES
+            for relu in (True, False)
+            for layer_norm in (False, True)
+        ],
+    ),
     (noisy_mlp_forward, noisy_pairs, [{"sizes": sizes} for sizes in SIZES[1:]]),
     (
         recurrent_forward,

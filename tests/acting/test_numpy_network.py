@@ -35,7 +35,14 @@ from asyncrl.interfaces import DiscreteAction, EnvSpec, Leaf
 
 ROWS, OUTPUTS = 3, 7
 SIDES = {"small": (11, 9), "cells": (7, 5), "nature": (44, 37), "impala": (17, 12)}
-HEADS = {"plain": (0, 0.0), "dueling": (2, 0.0), "noisy": (0, 0.5), "dueling, noisy": (2, 0.5)}
+HEADS: dict[str, tuple[int, float, bool]] = {
+    "plain": (0, 0.0, False),
+    "dueling": (2, 0.0, False),
+    "noisy": (0, 0.5, False),
+    "dueling, noisy": (2, 0.5, False),
+    "normalised": (0, 0.0, True),
+    "dueling, normalised": (2, 0.0, True),
+}
 
 
 def images(name: str) -> list[Image]:

@@ -57,7 +57,7 @@ def test_kernel_compiled_and_interpreted_agree() -> None:
     outs = []
     for kernel in (mlp_forward, mlp_forward.py_func):
         out = np.full((5, 3), np.nan, np.float32)
-        kernel(x, flat, sizes, True, np.full((2, 5, 7), np.nan, np.float32), out)
+        kernel(x, flat, sizes, True, False, np.full((2, 5, 7), np.nan, np.float32), out)
         outs.append(out)
     np.testing.assert_allclose(*outs, rtol=1e-5, atol=1e-5)
 

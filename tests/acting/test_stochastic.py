@@ -144,7 +144,7 @@ def test_kernel_compiled_and_interpreted_agree() -> None:
         outs = []
         for kernel in (mlp_forward, mlp_forward.py_func):
             outs.append(np.full((4, 3), np.nan, np.float32))
-            kernel(obs, weights, sizes, relu, np.full((2, 4, 7), np.nan, np.float32), outs[-1])
+            kernel(obs, weights, sizes, relu, False, np.full((2, 4, 7), np.nan, np.float32), outs[-1])
         np.testing.assert_allclose(*outs, rtol=1e-5, atol=1e-6)
     uniform, logits = np.random.default_rng(1).random((4, 2)), obs[:, :5].copy()
     results = []

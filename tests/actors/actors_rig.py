@@ -23,8 +23,9 @@ from asyncrl.actors.pool import ActorPool
 from asyncrl.actors.probe import probe
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError
-from asyncrl.interfaces import FieldSpec
+from asyncrl.interfaces import FieldSpec, SelfPlay
 from asyncrl.shm import Doorbell, RingLayout, WeightMailbox
+from asyncrl.shm.past_weights import PastWeights
 from asyncrl.shm.segment import POISON
 
 
@@ -68,25 +69,30 @@ class Rig:
         num_slots: int = 64,
         policy: Any = None,
         extra_fields: tuple[FieldSpec, ...] = (),
+        self_play: SelfPlay | None = None,
         **options: Any,
     ) -> None:
         self.server = server
         self.source = EnvSource.from_user(env)
         self.policy = policy or RandomPolicy()
         self.shape = (num_actors, num_envs, num_slots)
-        self.extra_fields = extra_fields
+        self.extra_fields, self.self_play = extra_fields, self_play
         self.options = options
         self.failures: list[AsyncRLError] = []
         self.deaths: list[int] = []
 
     async def __aenter__(self) -> Rig:
         num_actors, num_envs, num_slots = self.shape
-        self.mailbox = WeightMailbox.create(self.policy.weight_count)
+        self_play, count = self.self_play, self.policy.weight_count
+        made = WeightMailbox.create(count) if self_play is None else PastWeights.create_for(count, self_play)
+        self.mailbox = made
         self.doorbell = Doorbell.create()
         try:
             spec = await probe(self.server, self.source)
-            layout = RingLayout(num_envs, num_slots, spec, self.extra_fields)
-            plan = PoolPlan(self.source, pickle.dumps(self.policy), layout, num_actors, seed=7)
+            frozen = 0 if self_play is None else self_play.environments * (spec.num_agents - 1)
+            layout = RingLayout(num_envs, num_slots, spec, self.extra_fields, frozen_streams=frozen)
+            policy = pickle.dumps(self.policy)
+            plan = PoolPlan(self.source, policy, layout, num_actors, seed=7, self_play=self_play)
             limits = ProcessLimits(**{k: v for k, v in self.options.items() if k != "log_dir"})
             self.pool = ActorPool(
                 self.server,

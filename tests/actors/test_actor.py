@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
+from asyncrl.actors import actor as actor_module
 from asyncrl.actors.actor import Actor, actor_seeds
+from asyncrl.actors.statistics import StepTimes
 from asyncrl.actors.streams import PlainStreams, Streams, VectorStreams
 from asyncrl.envs.checks import spec_of
 from asyncrl.errors import EnvironmentRaised, NonFiniteStep
@@ -301,3 +303,43 @@ def test_reward_beyond_float32_is_refused(benches: list[Bench]) -> None:
     ):
         actor.step()
     assert bench.reader.published() == 0
+
+
+# --- times ----------------------------------------------------------------------------------------------
+
+
+class CountedClock:
+    """Clock that advances by a microsecond at each reading."""
+
+    def __init__(self) -> None:
+        self.readings = 0
+
+    def __call__(self) -> int:
+        self.readings += 1
+        return self.readings * 1000
+
+
+def test_clocks_are_read_in_one_row_of_many(benches: list[Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = CountedClock()
+    monkeypatch.setattr(actor_module, "perf_counter_ns", clock)
+    bench = make(benches, fakes.SimpleEnv, num_slots=512)
+    actor = bench.actor()
+    bench.mailbox.publish(np.ones(3, np.float32))
+    bench.reader.grant(131)
+    times = StepTimes([bench.reader])
+    assert times.statistics() == {}
+    while actor.step():
+        pass
+    assert bench.reader.published() == 130
+    assert clock.readings == 4 * 3, "rows 0, 64 and 128"
+    of_a_step = 1e-6 / 2  # a row is a step of both environments
+    assert times.statistics() == pytest.approx(
+        {
+            "time/step_inference_seconds": of_a_step,
+            "time/step_env_seconds": of_a_step,
+            "time/step_write_seconds": of_a_step,
+            "time/step_wait_seconds": 0.0,
+        }
+    )
+    assert times.statistics()["time/step_env_seconds"] == pytest.approx(of_a_step), "the last known"
+    assert bench.reader.check_header()

@@ -626,12 +626,3 @@ def test_pool_works_on_uvloop(server: ForkServer) -> None:
             await rig.rows(20)
 
     uvloop.run(story())
-
-
-def test_num_actors_must_be_positive(server: ForkServer) -> None:
-    async def story() -> None:
-        with pytest.raises(ValueError, match="num_actors must be at least 1, got 0"):
-            async with Rig(server, fakes.SimpleEnv, num_actors=0):
-                pass
-
-    asyncio.run(story())

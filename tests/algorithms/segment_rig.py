@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from asyncrl.interfaces import (
     RESET,
     TERMINATED,
     TRUNCATED,
+    Agent,
     BoxAction,
     DiscreteAction,
     EnvSpec,
@@ -47,6 +49,11 @@ def record(name: str, kind: str = "discrete", **overrides: Any) -> Any:
     return ALGORITHMS[name](**{**sizes, **OPTIONS.get(kind, {}), **overrides})
 
 
+def spec_of(name: str, spec: EnvSpec) -> EnvSpec:
+    """`spec`, of two agents if the algorithm needs several."""
+    return replace(spec, agents=(Agent("a"), Agent("b"))) if ALGORITHMS[name].needs_agents else spec
+
+
 def weights_of(core: Any) -> np.ndarray:
     out = np.full(core.weight_count, np.nan, np.float32)
     core.write_weights(out)
@@ -77,11 +84,13 @@ def acted(
     algorithm: Any, spec: EnvSpec, weights: np.ndarray, *, seed: int = 0, envs: int = 3, ring: int = 0
 ) -> Segment:
     """Segment of random observations, rewards and flags, with actions and extras of the policy."""
-    rng = np.random.default_rng(seed)
+    rng, envs = np.random.default_rng(seed), envs * spec.num_agents
     rows = algorithm.segment_length
     policy = algorithm.make_policy(spec)
     policy.load_weights(weights)
+    policy.assign_streams(0, envs * rows, envs * rows)
     obs = observations(spec, (envs, rows), rng)
+    policy.assign_streams(0, envs * rows, envs * rows)
     action, extras = policy.act(obs.reshape(-1, *spec.observation_shape), rng, 0)
     return Segment(
         ring=ring,
@@ -90,7 +99,7 @@ def acted(
         last_obs=observations(spec, (envs,), rng),
         action=action.reshape(envs, rows, *spec.action.shape),
         reward=rng.normal(size=(envs, rows)).astype(np.float32),
-        flags=flags_of(envs, rows, rng),
+        flags=np.repeat(flags_of(envs // spec.num_agents, rows, rng), spec.num_agents, axis=0),
         version=np.zeros(rows, np.int64),
         policy_updates=np.zeros(rows, np.int64),
         extras={name: value.reshape(envs, rows, *value.shape[1:]) for name, value in extras.items()},
@@ -141,6 +150,7 @@ class Guessing:
     def segment(self, policy: Any, rows: int, rng: np.random.Generator) -> Segment:
         """Next `rows` rows with actions of `policy`."""
         envs, spec = self.envs, self.spec
+        policy.assign_streams(0, envs, envs)
         obs = np.empty((envs, rows, *spec.observation_shape), spec.observation_dtype)
         action = np.empty((envs, rows, *spec.action.shape), spec.action.dtype)
         reward, flags = np.zeros((envs, rows), np.float32), np.zeros((envs, rows), np.uint8)

@@ -8,7 +8,7 @@ import pytest
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.action_spaces import supported_algorithms
 from asyncrl.errors import SpacesDoNotFit
-from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
+from asyncrl.interfaces import ActionSpec, Agent, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
 
 KINDS: dict[str, ActionSpec] = {
     "Discrete": DiscreteAction(3),
@@ -17,9 +17,14 @@ KINDS: dict[str, ActionSpec] = {
     "unbounded": BoxAction((-1.0, -np.inf), (1.0, 1.0), (2,)),
 }
 SUPPORTED = {
-    **dict.fromkeys(("dqn", "c51", "qrdqn", "rainbow", "r2d2"), frozenset({"Discrete"})),
+    **dict.fromkeys(
+        ("dqn", "c51", "qrdqn", "rainbow", "r2d2", "pqn", "vdn", "qmix"), frozenset({"Discrete"})
+    ),
     **dict.fromkeys(("ddpg", "td3", "sac", "tqc", "crossq"), frozenset({"Box"})),
-    **dict.fromkeys(("ppo", "a2c", "impala"), frozenset(KINDS)),
+    **dict.fromkeys(("td3bc", "iql"), frozenset({"Box"})),
+    "bc": frozenset({"Discrete", "MultiDiscrete", "Box"}),
+    "maddpg": frozenset({"Discrete", "Box"}),
+    **dict.fromkeys(("ppo", "a2c", "impala", "mappo"), frozenset(KINDS)),
 }
 """Kinds by algorithm, written out: the records' own data is under test."""
 
@@ -28,10 +33,11 @@ SUPPORTED = {
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_an_action_space_is_supported_or_refused(name: str, kind: str) -> None:
     record: Any = ALGORITHMS[name]()
-    spec = EnvSpec("Env-v0", (2,), "float32", KINDS[kind])
+    spec = EnvSpec("Env-v0", (2,), "float32", KINDS[kind], agents=(Agent("a"), Agent("b")))
     if kind in SUPPORTED[name]:
         record.check(spec)
-        assert name in supported_algorithms(spec)
+        named = name in supported_algorithms(spec).split(", ")
+        assert named == (record.update_loop != "dataset"), "a dataset is no fix for an action space"
         return
     wanted = rf"^\[ASYNC005\] {name} needs (a .+ action space, and Env-v0 has|finite bounds, and value 1)"
     for begin in (record.check, record.make_policy, lambda spec: record.make_updater(spec, "cpu", 0)):

@@ -35,7 +35,7 @@ def docs() -> ModuleType:
 
 
 def environment(name: str) -> EnvSpec:
-    return test_contract.SPECS["vector" if DiscreteAction in ALGORITHMS[name].action_kinds else "box"]
+    return test_contract.spec_of(name, "vector" if DiscreteAction in ALGORITHMS[name].action_kinds else "box")
 
 
 def reported(name: str, **options: Any) -> set[str]:

@@ -17,7 +17,7 @@ MASKED = EnvSpec(
     DiscreteAction(3),
     leaves=(Leaf(("action_mask",), "values", (3,)), Leaf(("x",), "values", (2,))),
 )
-for_all = pytest.mark.parametrize("name", ["ppo", "impala"])
+for_all = pytest.mark.parametrize("name", ["ppo", "impala", "pqn"])
 
 
 @for_all

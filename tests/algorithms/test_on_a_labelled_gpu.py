@@ -89,6 +89,10 @@ SEGMENT_ONLY: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "ppo": {"clipped values": ("discrete", {"value_clip_range": 0.2, "target_kl": 0.5})},
     "a2c": {"minibatches": ("discrete", {"minibatches": 2, "normalize_advantages": True})},
     "impala": {"past": ("discrete", {"past_segments": 4, "past_per_batch": 1})},
+    "pqn": {
+        "without a norm": ("discrete", {"layer_norm": False}),
+        "normalised": ("discrete", {"normalize_observations": True, "epochs": 2}),
+    },
 }
 SEQUENCES: dict[str, tuple[str, dict[str, Any]]] = {
     "lstm": ("vector", {}),
@@ -119,10 +123,14 @@ SHARED |= {f"graph of {name}" for name in ("uniform", "bytes", "normalised", "ow
 def settings(name: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """Settings of an algorithm, by name: a kind of environment, and options."""
     record = ALGORITHMS[name]
+    if record.needs_agents:
+        return {"plain": ("vector" if record.update_loop == "joint" else "discrete", {})}
     if record.update_loop == "sequences":
         return SEQUENCES
     if record.update_loop == "segments":
         found, own = SEGMENT_SETTINGS, SEGMENT_ONLY.get(name, {})
+        if name == "pqn":
+            found = {key: found[key] for key in ("plain", "bytes", "frames", "masked", "own")}
     elif BoxAction in record.action_kinds:
         found, own = BOX_SETTINGS, BOX_ONLY.get(name, {})
         if name == "crossq":  # it refuses images
@@ -141,11 +149,12 @@ def algorithm_of(name: str, setting: str) -> tuple[Any, EnvSpec]:
     options = {"hidden_sizes": (8, 8), "adam_eps": 1e-3, "learning_rate": 1e-3, **options}
     if ALGORITHMS[name].update_loop == "segments":
         spec = (segment_rig.SPECS | SPECS)[kind] if kind != "box" else segment_rig.SPECS[kind]
-        return segment_rig.record(name, kind, **{"segment_length": 12, **options}), spec
+        made = segment_rig.record(name, kind, **{"segment_length": 12, **options})
+        return made, segment_rig.spec_of(name, spec)
     small = {"num_atoms": 7, "num_quantiles": 6, "top_quantiles_to_drop_per_critic": 1}
     fields = ALGORITHMS[name].__dataclass_fields__
     options |= {option: value for option, value in small.items() if option in fields}
-    return replay_record(name, **options), SPECS[kind]
+    return replay_record(name, **options), segment_rig.spec_of(name, SPECS[kind])
 
 
 @pytest.mark.parametrize(("name", "setting"), CASES)
@@ -174,7 +183,10 @@ def update_both(algorithm: Any, spec: EnvSpec, on_host: Any, on_device: Any, dev
         found: list[Any] = []
         waits = device.waits_of(lambda b=batch, f=found: f.append(on_device.update(b).priorities))
         if number and number != 3:  # the first one makes the buffers, the fourth captures the graph
-            if algorithm.update_loop == "sequences":  # each is cut anew, into tensors of other shapes
+            if algorithm.update_loop in (
+                "sequences",
+                "joint",
+            ):  # staged anew for every batch, in a few small copies
                 waits = [wait for wait in waits if not wait.startswith("copy from pageable memory")]
             assert len(waits) == algorithm.prioritized, waits
         if expected is None:
@@ -198,7 +210,7 @@ def test_cells_leave_the_settings_of_the_process_alone(
 
 
 def iterate_both(algorithm: Any, spec: EnvSpec, on_host: Any, on_device: Any, device: LabelledDevice) -> None:
-    make = batch_of if algorithm.recurrent == "none" else recurrent_batch_of
+    make = batch_of if algorithm.cell is None else recurrent_batch_of
     for number in range(3):
         segments = make(algorithm, spec, on_host, number)
         iterate(on_host, segments)

@@ -9,7 +9,7 @@ import pytest
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.options import option_help
 
-REPLAY = sorted(name for name, record in ALGORITHMS.items() if record.update_loop != "segments")
+REPLAY = sorted(name for name, record in ALGORITHMS.items() if record.update_loop in ("replay", "sequences"))
 
 
 @pytest.mark.parametrize("name", REPLAY)
@@ -40,7 +40,7 @@ def test_lockstep_needs_samples_per_insert(name: str) -> None:
         ),
         (
             {"replay_device": "cuda", "normalize_observations": True},
-            "replay_device must be cpu or auto for (normalised observations|sequences), got cuda",
+            "replay_device must be cpu or auto for (normalised observations|sequences|joint transitions), got cuda",
         ),
     ],
 )

@@ -90,7 +90,7 @@ class FakeTrainer:
     def kill(self) -> None:
         self.killed = True
 
-    def learn(self, *, on_snapshot: Any = None) -> Any:
+    def learn(self, *, on_snapshot: Any = None, progress: bool = True) -> Any:
         reason = type(self).learns(self)
         evaluation = (
             None if reason == "interrupted" else EvaluationResult(487.25, 12.5, 487.0, 100, 7, 31_000, 1.5)
@@ -202,7 +202,7 @@ def test_the_program_runs_as_a_module() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "a command is missing: one of train, eval"),
+        ([], "a command is missing: one of train, tune, eval"),
         (["trian"], "unknown command trian; did you mean train?"),
         (["zzz"], "unknown command zzz"),
         (["--verbos"], "unknown option --verbos; did you mean --version?"),
@@ -214,7 +214,7 @@ def test_the_program_runs_as_a_module() -> None:
             ["train", "--algo", "dqn", "--env-kwargs", "a:1", "X-v0"],
             "ENV is missing, write it before --env-kwargs",
         ),
-        (["train", "CartPole-v1"], "--algo is missing; one of a2c, c51, crossq"),
+        (["train", "CartPole-v1"], "--algo is missing; one of a2c, bc, c51, crossq"),
         (["train", "CartPole-v1", "--algo", "dqm"], "unknown algorithm dqm; did you mean dqn?"),
         ([*TRAIN, "--step", "5"], "unknown option --step; did you mean --steps?"),
         ([*TRAIN, "--actor=2"], "unknown option --actor; did you mean --actors?"),

@@ -18,7 +18,7 @@ from waiting import PATIENCE_SECONDS as SECONDS
 from waiting import is_running, wait_until
 
 from asyncrl.cli.main import main
-from asyncrl.cli.training import PATIENCE_SECONDS
+from asyncrl.show.console import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--actors", "2", "--envs-per-actor", "4", "--device", "cpu", "--dqn.learning-starts", "200"]

@@ -580,14 +580,15 @@ def test_a_run_ends_although_nobody_reads_what_it_prints_and_warns(tmp_path: Pat
     reader, writer = full_pipe()
     script = """
         import sys, warnings
-        from asyncrl.cli import entry, training
+        from asyncrl.cli import entry
         from asyncrl.errors import SamplesTooStale
+        from asyncrl.show import console
 
         def warn(snapshot):
             warnings.warn(SamplesTooStale("[ASYNC020] as the run's loop does"), stacklevel=2)
             return True
 
-        training.is_worth_showing = warn
+        console.is_worth_showing = warn
         sys.argv = ["asyncrl", *sys.argv[1:]]
         sys.exit(entry.main())
     """
@@ -764,6 +765,9 @@ def test_an_interrupt_while_the_command_line_is_imported_gives_no_traceback(entr
 # --- the steps of the end, each failing in turn -------------------------------------------------------------------
 
 
+CRITICS = np.ones((1, 2), np.float32)
+
+
 class Parts:
     """Parts of a run that record calls and fail where the test sets it."""
 
@@ -779,6 +783,7 @@ class Parts:
 
     def __init__(self, run: Any, fails: str) -> None:
         self.run, self.fails = run, fails
+        self.levels, self.level_returns = ("",), {}
         self.log: list[str] = []
 
     def _note(self, step: str) -> None:
@@ -793,6 +798,9 @@ class Parts:
     async def current_weights(self) -> Any:
         self._note("weights")
         return np.ones(2, np.float32), 1
+
+    async def critics(self) -> Any:
+        return CRITICS
 
     async def save_latest(self, weights: Any) -> str:
         self._note("save")
@@ -813,7 +821,8 @@ class Parts:
             await asyncio.Event().wait()
         return np.ones(episodes), np.full(episodes, 5)
 
-    def policy(self, weights: Any, moment: Any) -> Any:
+    def policy(self, weights: Any, moment: Any, critics: Any) -> Any:
+        assert critics is CRITICS
         return weights
 
     def show_state(self, state: str, **fields: Any) -> None:
@@ -948,7 +957,7 @@ def test_a_start_that_was_interrupted_leaves_a_summary(tmp_path: Path) -> None:
 
 
 def test_the_final_evaluation_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate, "TELL_SECONDS", 0.01)
+    monkeypatch.setattr(evaluate, "PROGRESS_SECONDS", 0.01)
     rig, told = Ending(tmp_path, "user stops after a while"), []
 
     def tell(state: str, final_evaluation: tuple[int, int]) -> None:

@@ -15,14 +15,14 @@ from waiting import PATIENCE_SECONDS as SECONDS
 from asyncrl.algorithms import DDPG, SAC
 from asyncrl.algorithms.value_bounds import FIRST_VERDICT
 from asyncrl.errors import ActionValuesOutOfRange
-from asyncrl.interfaces import Batch, BoxAction, EnvSpec
+from asyncrl.interfaces import Batch, Bins, BoxAction, EnvSpec
 from asyncrl.learning.divergence import Divergence
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.learner_thread import LearnerThread
 from asyncrl.learning.pace import Pace
 from asyncrl.learning.staleness import StalenessMeter
-from asyncrl.learning.update_loop import UpdateLoop
+from asyncrl.learning.update_loop import UpdateLoop, UpdateTimes
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.shm.doorbell import Doorbell
 
@@ -175,6 +175,13 @@ class Reported(Countdown):
         self.core, self.divergence = core, Divergence(lambda: None, dict)
         self.pace, self.staleness, self.policy_lag = Pace(None, 0, None), StalenessMeter(), Histogram("lag")
         self.stored_steps = self.discarded_steps = self.inserted_steps = 0
+        self.times = UpdateTimes()
+
+    def bins(self) -> dict[str, Bins]:
+        return {}
+
+    def value_pairs(self) -> None:
+        return None
 
 
 def trained(record: type, factor: float) -> Any:
@@ -199,7 +206,7 @@ def test_a_report_warns_of_action_values_that_have_run_off(
         learner = make_learner(Reported(FIRST_VERDICT, trained(record, factor)), thread, doorbell)
         async with asyncio.timeout(SECONDS):
             await learner.run()
-            return (await learner.report())[0]
+            return (await learner.report()).metrics
 
     assert asyncio.run(report_of(1.0))["train/q_max"] < 10.0, "and no warning, which would be an error"
     with pytest.warns(ActionValuesOutOfRange, match="ASYNC024"):

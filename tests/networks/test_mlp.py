@@ -22,11 +22,21 @@ SHAPES: list[tuple[tuple[int, ...], int | None]] = [
 
 
 def network(
-    sizes: tuple[int, ...], copies: int | None, activation: Activation = "relu", seed: int = 0
+    sizes: tuple[int, ...],
+    copies: int | None,
+    activation: Activation = "relu",
+    seed: int = 0,
+    layer_norm: bool = False,
 ) -> FlatMLP:
-    arch = Architecture(sizes, copies, activation)
-    net = arch.on(arch.initial(torch.Generator().manual_seed(seed)))
+    arch, generator = (
+        Architecture(sizes, copies, activation, layer_norm=layer_norm),
+        torch.Generator().manual_seed(seed),
+    )
+    net = arch.on(arch.initial(generator))
     assert isinstance(net, FlatMLP)
+    for vectors in net.norms:
+        for vector in vectors:  # as after training
+            vector.add_(torch.empty(vector.shape).normal_(std=0.3, generator=generator))
     return net
 
 
@@ -40,7 +50,13 @@ def modules_of(net: FlatMLP) -> list[nn.Sequential]:
             weight, bias = named[f"{prefix}{i}.weight"], named[f"{prefix}{i}.bias"]
             layer = nn.Linear(weight.shape[1], weight.shape[0])
             layer.load_state_dict({"weight": weight, "bias": bias})
-            layers += [layer, between()]
+            layers.append(layer)
+            if i < len(net.sizes) - 2 and net.layer_norm:
+                norm = nn.LayerNorm(weight.shape[0])
+                kinds = ("weight", "bias")
+                norm.load_state_dict({kind: named[f"{prefix}{i}.norm.{kind}"] for kind in kinds})
+                layers.append(norm)
+            layers.append(between())
         found.append(nn.Sequential(*layers[:-1]))
     return found
 
@@ -50,29 +66,37 @@ def outputs_of(net: FlatMLP, modules: list[nn.Sequential], x: Tensor) -> Tensor:
     return torch.stack(outs) if net.ensemble else outs[0]
 
 
+@pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize(("sizes", "copies"), SHAPES)
 def test_forward_is_that_of_modules(
-    sizes: tuple[int, ...], copies: int | None, activation: Activation, kernels: bool
+    sizes: tuple[int, ...], copies: int | None, activation: Activation, kernels: bool, layer_norm: bool
 ) -> None:
-    net, x = network(sizes, copies, activation), torch.randn(10, sizes[0])
-    assert net.flat.shape == (parameter_count(sizes, copies or 1),)
+    net, x = network(sizes, copies, activation, layer_norm=layer_norm), torch.randn(10, sizes[0])
+    assert net.flat.shape == (parameter_count(sizes, copies or 1, layer_norm),)
     run = net.make_pass(x, kernels=kernels)
     for _ in range(2):
         torch.testing.assert_close(run.forward(), outputs_of(net, modules_of(net), x).detach())
         x.mul_(0.5)  # read at each call
 
 
+@pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("rows", [(6, 0), (10, 0), (6, 4), (0, 10), (3, 5)])
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize(("sizes", "copies"), SHAPES)
 def test_backward_is_that_of_autograd(
-    sizes: tuple[int, ...], copies: int | None, activation: Activation, rows: tuple[int, int], kernels: bool
+    sizes: tuple[int, ...],
+    copies: int | None,
+    activation: Activation,
+    rows: tuple[int, int],
+    kernels: bool,
+    layer_norm: bool,
 ) -> None:
-    net, x = network(sizes, copies, activation), torch.randn(10, sizes[0])
+    net, x = network(sizes, copies, activation, layer_norm=layer_norm), torch.randn(10, sizes[0])
     seen, judged = rows
+    close: dict[str, float] = {"atol": 2e-5, "rtol": 1e-4} if layer_norm else {}
     gradient = torch.full_like(net.flat, torch.nan) if seen else None
     columns = min(2, sizes[0]) if judged else 0
     run = net.make_pass(
@@ -97,13 +121,14 @@ def test_backward_is_that_of_autograd(
             for c in range(net.copies):
                 for i in range(len(sizes) - 1):
                     prefix = f"{c}." if net.ensemble else ""
-                    for kind in ("weight", "bias"):
-                        torch.testing.assert_close(ours[f"{prefix}{i}.{kind}"], next(wanted))
+                    norm = ("norm.weight", "norm.bias") if layer_norm and i < len(sizes) - 2 else ()
+                    for kind in ("weight", "bias", *norm):
+                        torch.testing.assert_close(ours[f"{prefix}{i}.{kind}"], next(wanted), **close)
         if judged:
             (wanted_input,) = torch.autograd.grad(
                 out[..., seen : seen + judged, :], leaf, grad_output[..., seen:, :]
             )
-            torch.testing.assert_close(grad_input, wanted_input[seen : seen + judged, -columns:])
+            torch.testing.assert_close(grad_input, wanted_input[seen : seen + judged, -columns:], **close)
 
 
 def test_the_first_copies_alone() -> None:

@@ -145,6 +145,11 @@ STRUCTURED = {
     "ppo, multidiscrete, mask": (asyncrl.PPO(), structured(TWO_ACTIONS, leaves(5))),
     "ppo, normalised": (asyncrl.PPO(normalize_observations=True), structured(DiscreteAction(3), leaves())),
     "sac": (asyncrl.SAC(), structured(BOX, leaves())),
+    "ppo, own network": (asyncrl.PPO(network=make_network), structured(DiscreteAction(3), leaves())),
+    "dqn, own network, image, mask": (
+        asyncrl.DQN(network=make_network),
+        structured(DiscreteAction(4), leaves(4, camera=True)),
+    ),
     "dqn, a choice alone": (
         asyncrl.DQN(hidden_sizes=(8,)),
         structured(DiscreteAction(3), (Leaf((), "choices", (), (6,), (-2,)),)),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import struct
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from asyncrl.envs.source import EnvSource
 from asyncrl.errors import CheckpointError
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.policies.policy_file import PolicyFile, read_policy_file, write_policy
+from asyncrl.policies.portable_policy import PortablePolicy
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -60,6 +63,46 @@ def test_loading_and_acting_need_no_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
     )
     assert json.loads(done.stdout) == policy.predict([0.25, -1.0, 2.0])[0].tolist()
+
+
+ALONE = """
+import re, sys
+from importlib.abc import MetaPathFinder
+
+class Refused(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[2].split(","):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Refused())
+import asyncrl
+policy = asyncrl.load(sys.argv[1])
+obs = [0.25, -1.0, 2.0]
+print(policy.predict(obs)[0].tolist(), policy.values(obs), policy.log_prob([0, 0, 0], [0, 0]))
+policy.save(sys.argv[1] + ".again")
+"""
+
+
+def test_a_policy_needs_only_the_packages_that_the_page_names(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "saving.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^pip install ((?:\w[\w-]* ?)+)$", page.split("### Without torch")[1], flags=re.M)
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = {re.split(r"[<>=; ]", entry)[0] for entry in project["dependencies"]}
+    assert set(line.split()) < needed and "torch" in needed
+    refused = ",".join(name.replace("-", "_") for name in needed - set(line.split()))
+    spec = EnvSpec("Pendulum-v1", (3,), "float32", BOX)
+    algorithm = asyncrl.PPO(normalize_observations=True)
+    made = portable(algorithm, spec)
+    critics = algorithm.make_updater(spec, "cpu", 0).critic_weights()
+    policy = PortablePolicy(algorithm, made.weights, made.meta, made.source, critics)
+    file = policy.save(tmp_path / "x.policy", critics=True)
+    command = [sys.executable, "-c", ALONE, str(file), refused]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    obs = [0.25, -1.0, 2.0]
+    expected = policy.predict(obs)[0].tolist(), policy.values(obs), policy.log_prob([0, 0, 0], [0, 0])
+    assert (done.returncode, done.stdout) == (0, " ".join(map(str, expected)) + "\n"), done.stderr
+    assert Path(f"{file}.again").exists()
 
 
 def test_any_reader_of_safetensors_reads_the_weights(tmp_path: Path) -> None:

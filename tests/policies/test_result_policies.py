@@ -72,7 +72,7 @@ class Mine(gymnasium.Wrapper):
 length = 17
 record = DQN(learning_starts=100, replay_capacity=4_000)
 Trainer(lambda: Mine(length), record, run_dir="run", num_actors=1, envs_per_actor=2, http="off",
-        target_eval_episodes=2).learn(total_steps=400)
+        target_eval_episodes=2).learn(total_steps=400, progress=False)
 """
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles import SlowReplay, SlowRow, slow_sequence
+from oracles import SlowReplay, SlowRow, slow_joint, slow_sequence
 
 from asyncrl.interfaces import (
+    FROZEN,
     RESET,
     TERMINATED,
     TRUNCATED,
@@ -22,10 +23,11 @@ from asyncrl.interfaces import (
     DiscreteAction,
     EnvSpec,
     FieldSpec,
+    JointBatch,
     SequenceBatch,
     SequenceShape,
 )
-from asyncrl.replay import PrioritizedReplay, SequenceReplay
+from asyncrl.replay import JointReplay, PrioritizedReplay, SequenceReplay
 from asyncrl.replay.hindsight import Hindsight
 from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.tables import ID_BITS, IGNORED, RETIRED
@@ -46,6 +48,8 @@ class RandomActor:
     def __init__(self, writer: RingWriter, rows: list[SlowRow], rng: np.random.Generator) -> None:
         self.writer, self.rows, self.rng = writer, rows, rng
         self.gone = np.zeros((writer.environments, writer.layout.spec.num_agents), np.bool_)
+        self.frozen = np.zeros(self.gone.shape, np.bool_)
+        self.self_play = False
         self.version = self.policy_updates = self.incarnation = 0
         self.next_obs: Any = None
 
@@ -91,7 +95,9 @@ class RandomActor:
         ended, over = self.gone.reshape(-1), self.gone.all(axis=1, keepdims=True)
         chance = self.rng.random(w.num_envs)
         flags = np.select([ended, chance < 0.1, chance < 0.2, chance < 0.23], [RESET, 1, 2, 3], 0)
-        flags = flags.astype(np.uint8)
+        if self.self_play:  # other agents act with past versions in every episode
+            self.frozen = np.where(over, self.rng.random(self.gone.shape) < 0.5, self.frozen)
+        flags = flags.astype(np.uint8) | (FROZEN * self.frozen.reshape(-1)).astype(np.uint8)
         row = SlowRow(
             obs=self.next_obs,
             action=self._random(w.action[:, slot]),
@@ -197,6 +203,24 @@ class SequenceRig(Rig):
                 np.testing.assert_array_equal(found[i], wanted, err_msg=f"{name} of {key}")
 
 
+class JointRig(Rig):
+    """A rig whose replay holds joint rows."""
+
+    def batch(self, size: int) -> Any:
+        """A joint batch of the replay's size."""
+        layout = self.replay.rings[0].layout
+        return JointBatch.allocate(size, layout.spec.stacked(self.twin.frame_stack), layout.extra_fields)
+
+    def check_batch(self, batch: Any) -> None:
+        """Check that every item is sampleable and equals the actor's rows."""
+        for i, key in enumerate(self.keys(batch.ids)):
+            assert key in self.twin.priority, f"{key} must not be sampled"
+            assert batch.trained[i].any()
+            for name, wanted in slow_joint(self.twin, key).items():
+                found = batch.extras[name] if name in batch.extras else getattr(batch, name)
+                np.testing.assert_array_equal(found[i], wanted, err_msg=f"{name} of {key}")
+
+
 DEFAULT_SPEC = EnvSpec("random", (3,), "float32", DiscreteAction(5))
 AGENTS_SPEC = EnvSpec(
     "agents", (3,), "float32", DiscreteAction(5), agents=tuple(Agent(name) for name in ("a", "b", "c"))
@@ -222,10 +246,11 @@ def rig(
     window: int = 1_000,
     sequences: tuple[int, int, int] | None = None,
     hindsight: Hindsight | None = None,
+    joint: bool = False,
 ) -> Iterator[Rig]:
     """A rig whose rings are granted in full once; gamma and alpha keep all sums exact.
 
-    With `sequences` (burn-in, length, period) it holds sequences, else transitions.
+    With `sequences` (burn-in, length, period) it holds sequences, with `joint` joint rows, else transitions.
     """
     rng = np.random.default_rng(seed)
     layout = RingLayout(envs, slots, spec, extras)
@@ -237,8 +262,10 @@ def rig(
             "frame_stack": frame_stack,
             "rng": np.random.default_rng(seed),
         }
-        replay: PrioritizedReplay | SequenceReplay
-        if sequences is None:
+        replay: PrioritizedReplay | SequenceReplay | JointReplay
+        if joint:
+            replay = JointReplay(readers, n_step=n_step, gamma=gamma, **options)
+        elif sequences is None:
             replay = PrioritizedReplay(readers, n_step=n_step, gamma=gamma, hindsight=hindsight, **options)
         else:
             replay = SequenceReplay(readers, shape=SequenceShape(*sequences, n_step, gamma), **options)
@@ -257,11 +284,13 @@ def rig(
             length=length,
             period=period,
             num_agents=spec.num_agents,
+            joint=joint,
         )
         actors = [
             RandomActor(RingWriter(segment, layout), twin.rows[r], rng) for r, segment in enumerate(segments)
         ]
-        made = (Rig if sequences is None else SequenceRig)(replay, twin, actors, rng)
+        kind = JointRig if joint else Rig if sequences is None else SequenceRig
+        made = kind(replay, twin, actors, rng)
         for ring in range(rings):
             made.grant(ring, slots)
         yield made
@@ -334,7 +363,7 @@ def count(replay: Any, index: int) -> int:
 def check_against_twin(r: Rig) -> None:
     r.replay.tree.check()
     assert r.replay.sampleable == len(r.twin.priority)
-    assert r.replay.stored_steps == len(r.twin.priority) * r.twin.period
+    assert r.replay.stored_steps == len(r.twin.priority) * r.twin.period * r.twin.streams_of_item
     assert r.replay.tree.total == sum(r.twin.priority.values())
     assert r.replay.inserted == r.twin.inserted
     assert count(r.replay, IGNORED) == r.twin.ignored

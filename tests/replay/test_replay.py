@@ -23,7 +23,7 @@ from replay_rig import (
 from scipy import stats
 
 from asyncrl.errors import RingCorrupt
-from asyncrl.interfaces import RESET
+from asyncrl.interfaces import FROZEN, RESET
 from asyncrl.replay import PrioritizedReplay, gather, power, rows, sampling, sum_tree, tables, tree_kernels
 from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.tables import ID_BITS, IGNORED
@@ -59,22 +59,31 @@ def test_random_operations_agree_with_the_twin(
         assert max(len(rows) for rows in r.twin.rows) > 2 * slots, "the rings must wrap"
 
 
+@pytest.mark.parametrize("self_play", [False, True])
 @pytest.mark.parametrize("sequences", [None, (2, 3, 2)])
 @pytest.mark.parametrize("seed", range(3))
 def test_random_operations_agree_with_the_twin_for_agents_that_wait(
-    seed: int, sequences: tuple[int, int, int] | None
+    seed: int, sequences: tuple[int, int, int] | None, self_play: bool
 ) -> None:
-    """Agents that have ended have several RESET rows; a step is one of an environment, a sample one of an agent."""
+    """Agents that have ended have several RESET rows; a step is one of an environment, a sample one of an agent.
+
+    In self-play some agents act with past versions: their steps count, and their rows are never trained on.
+    """
     options: dict[str, Any] = {"n_step": 3, "frame_stack": 2, "spec": AGENTS_SPEC, "window": 3}
     with rig(seed, rings=2, envs=6, slots=32, sequences=sequences, **options) as r:
         batch, old = r.batch(16), []
+        for actor in r.actors:
+            actor.self_play = self_play
         for _ in range(400):
             random_operation(r, batch, old)
             check_against_twin(r)
         flags = np.concatenate([row.flags for row in r.twin.rows[0]]).reshape(-1, 3)
+        assert ((flags & FROZEN).sum() > 300) == self_play
+        flags &= ~np.uint8(FROZEN)
         assert ((flags == 4).any(axis=1) & ~(flags == 4).all(axis=1)).sum() > 50, "agents waited"
         assert (
-            r.twin.inserted < (np.concatenate([row.flags for rows in r.twin.rows for row in rows]) != 4).sum()
+            r.twin.inserted
+            < (np.concatenate([row.flags for rows in r.twin.rows for row in rows]) & RESET == 0).sum()
         )
 
 

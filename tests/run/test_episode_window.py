@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from asyncrl.envs.checks import FAILED, SUCCEEDED, UNKNOWN
-from asyncrl.run.episode_window import EPISODE_WINDOW, EpisodeWindow
+from asyncrl.run.episode_window import EPISODE_WINDOW, MOST_BINS, EpisodeWindow, binned
 
 Episodes = list[tuple[int, float, int, int]]
 
@@ -88,3 +88,43 @@ def test_the_success_rate_is_of_the_episodes_that_say_so() -> None:
     assert window.statistics()["rollout/success_rate"] is None
     window.extend([(0, 1.0, 5, SUCCEEDED), (0, 1.0, 5, FAILED), (0, 1.0, 5, SUCCEEDED), (0, 1.0, 5, 77)])
     assert window.statistics()["rollout/success_rate"] == 2 / 3
+
+
+# --- distributions --------------------------------------------------------------------------------------
+
+
+def slow_counts(values: list[float], edges: tuple[float, ...]) -> list[int]:
+    return [sum(low <= v < high for v in values) for low, high in itertools.pairwise(edges)]
+
+
+@pytest.mark.parametrize("scale", [1, 3, 1000, 0.01, 1e-5])
+@pytest.mark.parametrize("offset", [0.0, -500.0, 12345.0])
+def test_every_value_is_in_the_bin_that_says_so(scale: float, offset: float) -> None:
+    values = (np.random.default_rng(0).normal(size=100) * scale + offset).tolist()
+    bins = binned(np.array(values))
+    assert list(bins.counts) == slow_counts(values, bins.edges)
+    assert sum(bins.counts) == 100 and len(bins.counts) <= MOST_BINS + 2
+    assert bins.counts[0] and bins.counts[-1], "no empty bin at the ends"
+    assert np.ptp(np.diff(bins.edges)) < 1e-9 * (abs(offset) + scale)
+
+
+def test_whole_numbers_lie_in_the_middle_of_bins() -> None:
+    assert binned(np.array([3, 3, 5])).edges == (2.5, 3.5, 4.5, 5.5)
+    assert binned(np.array([3, 3, 5])).counts == (2, 0, 1)
+    assert binned(np.array([7.0])).edges == (6.5, 7.5)
+    wide = binned(np.arange(200))
+    assert set(wide.counts) == {10} and wide.edges[:2] == (-0.5, 9.5)
+
+
+def test_what_is_not_finite_is_left_out() -> None:
+    assert binned(np.array([1.0, np.nan, np.inf, 2.0])).counts == (1, 1)
+    assert binned(np.array([np.nan])).counts == ()
+    assert sum(binned(np.array([0.25, 0.25])).counts) == 2
+
+
+def test_the_window_has_distributions_of_returns_and_lengths() -> None:
+    window = EpisodeWindow()
+    assert window.bins() == {}
+    window.extend([(0, 1.0, 8, 0), (0, 2.0, 8, 0), (1, 2.0, 9, 0)])
+    assert window.bins()["rollout/ep_rew"].counts == (1, 2)
+    assert window.bins()["rollout/ep_len"].edges == (7.5, 8.5, 9.5)

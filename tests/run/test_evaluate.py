@@ -27,6 +27,7 @@ class Script:
     """Evaluator with given means that records its calls and whether training was paused."""
 
     success_rate = None
+    levels, level_returns = ("",), {}
 
     def __init__(self, trainee, means):
         self.trainee, self.means, self.asked = trainee, list(means), []
@@ -56,6 +57,9 @@ class Learner:
 
     async def current_weights(self):
         return np.array([self.updates], np.float32), self.updates
+
+    async def critics(self):
+        return np.array([[self.updates]], np.float32)
 
     async def hold(self):
         assert not self.ended, "a learner that has ended answers nobody"
@@ -228,6 +232,9 @@ def test_the_first_copy_in_order_that_is_confirmed_ends_the_run():
         # the hint of 11.0 counts for what its confirmation says
         assert [mean for *_, mean in rig.seen] == [4.0, 9.0, 10.0]
         assert rig.best == [(4.0, 1.0), (9.0, 2.0), (10.0, 3.0)]
+        assert rig.schedule.best_critics is not None, (
+            "those of the learner at that time, for the result's values"
+        )
 
     asyncio.run(scenario())
 

@@ -72,9 +72,12 @@ def test_the_learner_takes_its_gpu_before_the_updater_is_made(
 
 def test_a_run_asks_for_its_gpu_on_its_own_thread_too(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str]] = []
-    monkeypatch.setattr(
-        run_module, "take_own_gpu", lambda device: asked.append((device, threading.current_thread().name))
-    )
+
+    def take(device: str) -> str:
+        asked.append((device, threading.current_thread().name))
+        return device
+
+    monkeypatch.setattr(run_module, "take_own_gpu", take)
     options: dict[str, Any] = {"num_actors": 1, "http": "off", "target_eval_episodes": 1}
     Trainer("CartPole-v1", "dqn", total_steps=100, device="cpu", **options).learn()
     assert [device for device, _ in asked] == ["cpu", "cpu"]

@@ -23,7 +23,7 @@ async def outer(event: asyncio.Event) -> None:
 
 
 def test_a_slow_stop_names_what_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow_stop, "TELL_SECONDS", 0.01)
+    monkeypatch.setattr(slow_stop, "WARN_SECONDS", 0.01)
 
     async def main() -> None:
         requested, never = asyncio.Event(), asyncio.Event()
@@ -45,7 +45,7 @@ def test_a_slow_stop_names_what_is_waited_for(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_run_that_ends_in_time_warns_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow_stop, "TELL_SECONDS", 0.01)
+    monkeypatch.setattr(slow_stop, "WARN_SECONDS", 0.01)
 
     async def main() -> None:
         requested = asyncio.Event()

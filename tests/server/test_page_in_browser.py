@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from snapshots import make_actor, make_snapshot
 from waiting import wait_until
 
 import asyncrl
+from asyncrl.server.pages import load_page
 from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import EvaluationResult, Snapshot
+from asyncrl.show.opponents import OpponentRating
 
 FINISHED: dict[str, Any] = {
     "state": "stopped",
@@ -113,6 +116,70 @@ def test_training_shows_charts_of_everything(browser: Browser, run: ServerThread
     assert browser.console == []
 
 
+def test_the_page_shows_episodes_actions_values_and_times(browser: Browser, run: ServerThread) -> None:
+    with_past(run, 20, train_metrics={"train/q_mean": 3.0, "train/value_low": -1.0, "train/value_high": 9.0})
+    open_page(browser, run)
+    count = "{}.querySelectorAll('{}').length"
+    for title, shape, number in (
+        ("Returns", ".bin", 4),
+        ("Episode lengths", ".bin", 4),
+        ("Actions", ".bin", 2),
+        ("Predicted value, realised return", ".pair", 3),
+        ("An environment step, \u00b5s", "path.stroke", 4),
+        ("An update, \u00b5s", "path.stroke", 3),
+        ("Processors in use, cores", "path.stroke", 2),
+        ("Memory, MB", "path.stroke", 3),
+        ("GPU, share of the time in use", "path.stroke", 1),
+        ("Success rate", "path.stroke", 1),
+        ("train/q_mean", "path.stroke", 1),
+    ):
+        browser.wait(f"{count.format(chart(browser, title), shape)} >= {number}")
+    titles = browser.evaluate("[...document.querySelectorAll('.chart h2')].map((h) => h.textContent)")
+    assert len(set(titles)) == len(titles)
+    assert "train/value_low" not in titles, "in the chart of the mean"
+    words = browser.evaluate(f"{chart(browser, 'train/q_mean')}.querySelector('.legend').textContent")
+    assert words == "q_mean 3value_low -1value_high 9"
+    name = browser.evaluate(f"{chart(browser, 'Actions')}.querySelector('svg').getAttribute('aria-label')")
+    assert name == "Actions, by action. 0: 60%, 1: 40%"
+    lengths = browser.evaluate(f"{chart(browser, 'Episode lengths')}.querySelector('.bin title').textContent")
+    assert lengths == "90\u201399: 16.67% (5 training episodes)"
+    pairs = browser.evaluate(f"{chart(browser, 'Predicted value, realised return')}.textContent")
+    assert "predicted 1 too low on average" in pairs
+    assert browser.console == []
+
+
+def test_numbers_that_a_run_lacks_have_no_chart(browser: Browser, run: ServerThread) -> None:
+    lacking = {
+        "success_rate": None,
+        "gpu_utilization": None,
+        "gpu_bytes": None,
+        "bins": {},
+        "value_pairs": None,
+    }
+    evaluation = replace(make_snapshot().evaluations[0], success_rate=None)
+    show(run, at(5, **lacking, evaluation=evaluation, evaluations=(evaluation,)))
+    open_page(browser, run)
+    browser.wait("document.querySelector('#actors-more').textContent !== ''")
+    shown = (
+        "[...document.querySelectorAll('.chart')].filter((c) => c.checkVisibility())"
+        ".map((c) => c.querySelector('h2').textContent)"
+    )
+    titles = browser.evaluate(shown)
+    for title in (
+        "Success rate",
+        "GPU, share of the time in use",
+        "Actions",
+        "Predicted value, realised return",
+    ):
+        assert title not in titles
+    assert "Returns" in titles and browser.console == []
+
+
+def test_the_page_is_small_and_sends_no_comment() -> None:
+    body, _ = load_page()
+    assert len(body) < 60_000 and b"/*" not in body
+
+
 def test_every_group_has_a_row(browser: Browser, run: ServerThread) -> None:
     counts = {"fusion": "average", "fusions": 7, "sent_bytes": 2_500_000, "wait_seconds": 1.25}
     groups = (
@@ -157,6 +224,24 @@ def test_every_group_has_a_row(browser: Browser, run: ServerThread) -> None:
         assert shown["waited"] in ("1.3 s", "1.2 s")
     more = browser.evaluate("document.querySelector('#groups-more').textContent")
     assert more.startswith("fusion by average") and browser.console == []
+
+
+def test_every_past_version_has_a_row(browser: Browser, run: ServerThread) -> None:
+    opponents = (OpponentRating(12_000, 1288.4, 40, 0.75), OpponentRating(11_000, 1190.0, 7, 0.5))
+    with_past(run, 5)
+    open_page(browser, run)
+    browser.wait("document.querySelector('#actors-more').textContent !== ''")
+    assert not visible(browser, "#opponents-card")
+    show(run, at(6, opponents=opponents))
+    browser.wait("document.querySelectorAll('#opponents tr').length === 2")
+    assert visible(browser, "#opponents-card")
+    row = "[...document.querySelectorAll('#opponents tr')[{}].cells].map((c) => c.textContent).join('|')"
+    assert browser.evaluate(row.format(0)) == "12,000|1,288|75%|40"
+    assert browser.evaluate(row.format(1)) == "11,000|1,190|50%|7"
+    more = browser.evaluate("document.querySelector('#opponents-more').textContent")
+    assert more.startswith("the policy itself: Elo 1,31") and browser.console == []
+    show(run, at(7, opponents=opponents[:1]))
+    browser.wait("document.querySelectorAll('#opponents tr').length === 1")
 
 
 def test_a_chart_of_a_constant_with_rounding_has_distinct_labels(browser: Browser, run: ServerThread) -> None:

@@ -348,9 +348,11 @@ def test_a_checkpoint_that_fails_says_why(server: ServerThread) -> None:
 
 def test_the_page_is_complete_in_itself(server: ServerThread) -> None:
     page = server.ask("/").body.decode()
-    assert len(page.encode()) < 100_000
+    assert len(page.encode()) < 60_000, "before its data"
     assert not re.findall(r"""(?:fetch|getJson|command)\("/|href="/""", page), "relative, for a path prefix"
-    assert page == files("asyncrl.server").joinpath("page.html").read_text(encoding="utf-8")
+    text = files("asyncrl.server").joinpath("page.html").read_text(encoding="utf-8")
+    words = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL).split()
+    assert page.split() == words, "all but comments and indents"
     assert not re.findall(
         r"""(?:https?:)?//[\w.-]+\.\w+|@import|url\(|<link(?! rel="icon" href="data:,")""", page
     )

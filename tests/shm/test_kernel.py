@@ -291,19 +291,19 @@ def test_progress_of_one_kernel_is_in_the_singular():
     ],
 )
 def test_progress_says_nothing_before_it_may(stream, text):
-    written, told = stream(), threading.Event()
-    progress = Progress(3, written, told=told)
+    written, may_print = stream(), threading.Event()
+    progress = Progress(3, written, may_print=may_print)
     progress.advance()
     assert written.getvalue() == ""
-    told.set()
+    may_print.set()
     progress.advance()
     assert written.getvalue() == text
 
 
 def test_progress_does_not_tell_of_what_is_done():
-    written, told = Terminal(), threading.Event()
-    progress = Progress(1, written, told=told)
-    told.set()
+    written, may_print = Terminal(), threading.Event()
+    progress = Progress(1, written, may_print=may_print)
+    may_print.set()
     progress.advance()
     assert written.getvalue() == ""
 

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ from snapshots import make_actor, make_snapshot
 from waiting import PATIENCE_SECONDS, wait_until
 
 import asyncrl
+import asyncrl.show.console as console_module
 import asyncrl.show.readout as readout_module
 from asyncrl.actors.statistics import ActorStatistics
-from asyncrl.show.console import TOKEN_IS_READABLE, RunConsole
+from asyncrl.show.console import TOKEN_IS_READABLE, RunConsole, is_worth_showing, script_console
 from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import Snapshot
 from asyncrl.show.numbers import duration, number, plain
@@ -60,12 +61,18 @@ FIELDS += (
 
 
 def drawn(
-    snapshot: Snapshot, *, width: int = 100, height: int = 40, url: str | None = None, notice: str = ""
+    snapshot: Snapshot,
+    *,
+    width: int = 100,
+    height: int = 40,
+    url: str | None = None,
+    notice: str = "",
+    returns: Sequence[tuple[int, float]] = (),
 ) -> list[str]:
     """The screen as plain lines."""
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
     with console.capture() as capture:
-        console.print(screen(snapshot, width, height, url=url, notice=notice))
+        console.print(screen(snapshot, width, height, url=url, notice=notice, returns=returns))
     return capture.get().splitlines()
 
 
@@ -162,6 +169,11 @@ def test_progress_says_which_stop_is_the_nearest(fields: dict[str, Any], text: s
 )
 def test_the_end_says_why(reason: str, text: str) -> None:
     assert readout(make_snapshot(state="stopped", stop_reason=reason)).state == text
+
+
+def test_the_rating_is_that_of_self_play() -> None:
+    assert any("Elo" in line and "1310" in line for line in drawn(make_snapshot()))
+    assert not any("Elo" in line for line in drawn(make_snapshot(elo=None, win_rate=None)))
 
 
 def test_exploration_is_that_of_algorithms_with_epsilon() -> None:
@@ -278,7 +290,10 @@ LARGE = {
     "policy_lag_p95": 24.0,
     "evaluation": replace(make_snapshot().evaluation, return_mean=4_521.3),  # type: ignore[type-var]
     "best_evaluation": replace(make_snapshot().evaluation, return_mean=4_720.9),  # type: ignore[type-var]
+    "elo": None,
+    "win_rate": None,
 }
+EVALUATION = make_snapshot().evaluations[0]
 NOTICE = "SIGINT: stopping, once more to kill"
 GROUPS = {
     "gradients": (
@@ -430,6 +445,153 @@ def test_a_notice_is_drawn_at_once_and_stays() -> None:
     console.show(make_snapshot(state="stopped", stop_reason="interrupted"))
     console.close()
     assert stream.getvalue().rindex("once more to kill") > stream.getvalue().rindex("interrupted")
+
+
+# --- the return curve -----------------------------------------------------------------------------------
+
+RISING = [(100 * i, 10.0 * i) for i in range(1, 41)]
+
+
+@pytest.mark.parametrize("width", [120, 160])
+@pytest.mark.parametrize("height", [24, 31, 60])
+@pytest.mark.parametrize("actors", [(), MANY[:2], MANY])
+@pytest.mark.parametrize("notice", ["", NOTICE])
+def test_a_wide_window_draws_the_returns_in_the_lines_that_are_left(
+    width: int, height: int, actors: tuple[ActorStatistics, ...], notice: str
+) -> None:
+    unrated = {"elo": None} if height == 24 else {}  # the rating's line is the curve's there
+    snapshot = make_snapshot(**{**LARGE, **unrated}, actors=actors)
+    lines = drawn(snapshot, width=width, height=height, url=URL, notice=notice, returns=RISING)
+    text = "\n".join(lines)
+    assert len(lines) <= height and max(map(len, lines)) <= width
+    for part in (*FIELDS, notice):
+        assert part in text, part
+    if notice and height == 24:
+        return  # its line is the curve's
+    begin = next(i for i, line in enumerate(lines) if line.startswith("return   * training"))
+    end = next(i for i, line in enumerate(lines) if "environment steps -" in line)
+    assert end - begin >= 4 and lines[end].split()[0] == "+100" and lines[end].split()[-1] == "4000"
+    columns = [line.rstrip().rfind("*") for line in lines[begin + 1 : end]]
+    assert columns[0] > width - 5 and columns == sorted(columns, reverse=True), "it rises to the right"
+    if actors:
+        assert (" 4000 " in text and " 4001 " in text) or "more" in text
+
+
+def test_the_curve_marks_the_evaluations_and_leaves_out_what_is_not_finite() -> None:
+    evaluations = tuple(
+        replace(EVALUATION, env_steps=steps, return_mean=mean)
+        for steps, mean in ((100, 500.0), (4000, 0.0), (200, float("nan")))
+    )
+    returns = [*RISING, (4100, float("nan"))]
+    lines = drawn(make_snapshot(evaluations=evaluations), width=120, height=31, returns=returns)
+    marks = [
+        (i, line.index("|o") if "|o" in line else line.rindex("o"))
+        for i, line in enumerate(lines)
+        if "o" in line and "|" in line
+    ]
+    (top, first), (bottom, last) = marks
+    assert top < bottom and first < 12 and last > 115
+
+
+@pytest.mark.parametrize("returns", [[], [(100, 5.0)], [(100, 5.0), (100, 6.0)]])
+def test_there_is_no_curve_of_less_than_two_points(returns: list[tuple[int, float]]) -> None:
+    plain_lines = drawn(make_snapshot(), width=120)
+    assert drawn(make_snapshot(), width=120, returns=returns) == plain_lines
+    assert not any("greedy evaluation" in line for line in plain_lines)
+    assert not any("greedy evaluation" in line for line in drawn(make_snapshot(), width=119, returns=RISING))
+
+
+def test_the_view_keeps_the_returns_of_the_whole_run() -> None:
+    console = RunConsole(stream=io.StringIO(), live=False)
+    for steps in range(1, 2001):
+        console.show(make_snapshot(env_steps=steps, return_mean=float(steps)))
+        console.show(make_snapshot(env_steps=steps, return_mean=0.0, state="evaluating"))
+    console.show(make_snapshot(env_steps=2001, return_mean=None))
+    console.close()
+    kept = console._returns
+    assert kept[0] == (1, 1.0) and kept[-1] == (2000, 2000.0) and 200 <= len(kept) <= 400
+    assert all(mean == steps for steps, mean in kept)
+
+
+# --- the view of a script -------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    """Stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> tuple[Terminal, io.StringIO]:
+    """Replace standard output by a terminal, and standard error, in a process that is no notebook.
+
+    Called in the test: pytest gives the process its own streams again after the fixtures.
+    """
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(console_module, "in_kernel", lambda: False)
+    out, errors = Terminal(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", errors)
+    return out, errors
+
+
+def test_a_terminal_has_one_screen_and_further_runs_get_lines_that_name_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal, errors = on_terminal(monkeypatch)
+    first, second = script_console(), script_console()
+    assert first is not None and second is not None
+    assert (first.live, second.live) == (True, False)
+    first.show(make_snapshot())
+    wait_until(lambda: "samples/insert" in terminal.getvalue(), "the screen")
+    second.show(make_snapshot(seed=4))
+    second.close(60)
+    first.close(60)
+    assert "dqn CartPole-v1 seed 4: 12s training 1,000/4,000 steps" in errors.getvalue()
+    third = script_console()
+    assert third is not None and third.live, "the screen is free again"
+    third.close()
+
+
+@pytest.mark.parametrize("reason", ["no terminal", "dumb", "child"])
+def test_elsewhere_lines_go_to_standard_error(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, errors = on_terminal(monkeypatch)
+    if reason == "no terminal":
+        monkeypatch.setattr(terminal, "isatty", lambda: False)
+    elif reason == "dumb":
+        monkeypatch.setenv("TERM", "dumb")
+    else:
+        monkeypatch.setattr("multiprocessing.process.parent_process", lambda: object())
+    view = script_console()
+    assert view is not None and not view.live
+    view.follow(make_snapshot(), URL)
+    view.close(60)
+    assert errors.getvalue().splitlines() == [f"page {URL}", "dqn CartPole-v1 seed 3", LINE]
+    assert terminal.getvalue() == ""
+
+
+def test_a_notebook_and_the_other_ranks_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_terminal(monkeypatch)
+    monkeypatch.setattr(console_module, "LEADS", False)
+    assert script_console() is None
+    monkeypatch.setattr(console_module, "LEADS", True)
+    monkeypatch.setattr(console_module, "in_kernel", lambda: True)
+    assert script_console() is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"state": "starting", "env_steps": 0, "wall_seconds": 9.0}, False),
+        ({"state": "starting", "env_steps": 0, "wall_seconds": 11.0}, True),
+        ({"state": "failed", "env_steps": 0}, False),
+        ({"state": "failed", "env_steps": 1}, True),
+        ({"state": "training", "env_steps": 0}, True),
+    ],
+)
+def test_an_error_before_training_is_not_preceded_by_zeros(fields: dict[str, Any], shown: bool) -> None:
+    assert is_worth_showing(make_snapshot(**fields)) is shown
 
 
 # --- not a terminal -------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ import asyncrl
 from asyncrl import DQN, Snapshot, Trainer, TrainerConfig
 from asyncrl.errors import EnvironmentRaised, GroupLost, StoppedWhileStarting
 from asyncrl.groups.launch import describe_failure, free_port
-from asyncrl.trainer.ranks import SOCKET, Channel, Ranks
+from asyncrl.trainer.channel import Channel
+from asyncrl.trainer.ranks import SOCKET, Ranks
 
 SMALL: dict[str, Any] = {"num_actors": 1, "envs_per_actor": 8, "eval_interval_steps": None}
 SMALL |= {"target_eval_episodes": 2, "http": "off"}

@@ -69,7 +69,7 @@ UNJOINED = """
             trainer = Trainer("CartPole-v1", DQN(learning_starts=200, replay_capacity=2_000, batch_size=32),
                               num_actors=1, envs_per_actor=4, http="off", seed=seed, target_eval_episodes=1)
             try:
-                result = trainer.learn(total_steps=1_500, on_snapshot=lambda _: begun.set())
+                result = trainer.learn(total_steps=1_500, on_snapshot=lambda _: begun.set(), progress=False)
                 print(result.stop_reason, result.summary["env_steps"] >= 1_500)
             except RuntimeError as error:
                 print(error)
@@ -146,7 +146,7 @@ def test_a_final_evaluation_is_kept_though_its_file_hangs(
 
     save, hangs, released = CheckpointFolder.save, threading.Event(), threading.Event()
     monkeypatch.setattr(CheckpointFolder, "save", hangs_later)
-    monkeypatch.setattr(evaluate.EvaluationSchedule, "_wait_and_tell", until_it_hangs)
+    monkeypatch.setattr(evaluate.EvaluationSchedule, "_wait_and_report", until_it_hangs)
     monkeypatch.setattr(slow_stop, "STEP_SECONDS", 0.5)
     monkeypatch.setattr(trainer_module, "WORKER_SECONDS", 0.5)
     try:

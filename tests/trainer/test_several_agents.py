@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,12 @@ import pytest
 from resume_rig import numbers
 from several_agents import NAMES, MaskedByInfo, Parallel, Together, Tuples, Unequal
 from test_trainer_lockstep_replay import suspensions
+from waiting import wait_until
 
 import asyncrl
-from asyncrl import DQN, IMPALA, PPO, R2D2, Trainer
+from asyncrl import DQN, IMPALA, MADDPG, MAPPO, PPO, QMIX, R2D2, VDN, Trainer
 from asyncrl.cli.main import main
+from asyncrl.errors import ConfigurationError
 
 ENVS = 2
 COMMON: dict[str, Any] = {"seed": 3, "envs_per_actor": ENVS, "http": "off", "target_eval_episodes": 2}
@@ -27,6 +31,22 @@ ALGORITHMS: dict[str, Any] = {
     "r2d2": R2D2(
         hidden_sizes=(16,), recurrent_size=8, learning_starts=60, batch_size=8, sequence_length=6, burn_in=3
     ),
+    "vdn": VDN(
+        hidden_sizes=(16,),
+        learning_starts=60,
+        batch_size=16,
+        replay_capacity=600,
+        n_step=3,
+        prioritized=True,
+        beta_end=0.4,
+    ),
+    "qmix": QMIX(
+        hidden_sizes=(16,), learning_starts=60, batch_size=16, replay_capacity=600, n_step=2, frame_stack=2
+    ),
+    "mappo": MAPPO(
+        hidden_sizes=(16,), segment_length=16, normalize_observations=True, normalize_rewards=True
+    ),
+    "maddpg": MADDPG(hidden_sizes=(16,), learning_starts=60, batch_size=16, replay_capacity=600, n_step=2),
     "ppo-gru": PPO(hidden_sizes=(16,), segment_length=16, recurrent="gru", recurrent_size=8),
 }
 
@@ -80,7 +100,7 @@ def test_the_index_lets_one_policy_act_for_each_agent() -> None:
 @pytest.mark.parametrize("env", [Unequal, MaskedByInfo, Tuples])
 def test_padded_masked_and_tuple_agents_train(env: Any) -> None:
     """The environments refuse an action that is not the agent's own, in training and in evaluations."""
-    for name in ("dqn", "ppo"):
+    for name in ("dqn", "ppo", "qmix", "mappo", "maddpg"):
         padded = env is Unequal
         result = Trainer(
             env, ALGORITHMS[name], num_actors=1, pad_spaces=padded, agent_id=True, **COMMON
@@ -90,7 +110,7 @@ def test_padded_masked_and_tuple_agents_train(env: Any) -> None:
             assert result.evaluation.return_mean == 15.0
 
 
-@pytest.mark.parametrize("name", ["dqn", "ppo", "r2d2"])
+@pytest.mark.parametrize("name", ["dqn", "ppo", "r2d2", "vdn", "qmix", "mappo", "maddpg"])
 def test_two_runs_are_equal_to_the_bit(name: str) -> None:
     algorithm = replace(ALGORITHMS[name], discipline="lockstep")
     found = []
@@ -105,7 +125,7 @@ def test_two_runs_are_equal_to_the_bit(name: str) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("name", ["dqn", "ppo"])
+@pytest.mark.parametrize("name", ["dqn", "ppo", "vdn", "qmix", "mappo", "maddpg"])
 def test_half_and_half_is_a_whole(name: str, tmp_path: Path) -> None:
     algorithm = replace(ALGORITHMS[name], discipline="lockstep")
     options: dict[str, Any] = {
@@ -158,6 +178,37 @@ def test_files_policy_and_commands(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "5 steps" in out and "red " in out and (tmp_path / "film.mp4").stat().st_size > 0
     assert main(["check", env, "--pad-spaces", "--seconds", "0.1"]) == 0
     assert "3 that share one policy: red, green, blue" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["qmix", "mappo"])
+def test_a_killed_actor_of_a_team_is_replaced_and_learning_goes_on(name: str) -> None:
+    def updates() -> int:
+        now = run.snapshot()
+        return 0 if now is None else now.updates
+
+    options = {**COMMON, "eval_interval_steps": None, "report_interval_seconds": 0.05}
+    with Trainer(Parallel, ALGORITHMS[name], num_actors=2, **options) as run:
+        run.start()
+        wait_until(updates, "updates")
+        snapshot = run.snapshot()
+        assert snapshot is not None
+        os.kill(snapshot.actors[0].pid, signal.SIGKILL)
+        wait_until(lambda: (now := run.snapshot()) is not None and now.actor_restarts == 1, "another actor")
+        before = updates()
+        wait_until(lambda: updates() > before + 20, "further updates")
+        run.stop()
+
+
+@pytest.mark.parametrize("name", ["mappo", "maddpg"])
+def test_a_critic_of_all_agents_is_not_the_policys(name: str) -> None:
+    policy = Trainer(Parallel, ALGORITHMS[name], num_actors=1, **COMMON).learn(total_steps=300).policy
+    obs, _ = policy.make_env().reset(seed=0)
+    for probabilities in policy.probabilities(obs).values():
+        assert probabilities.sum() == pytest.approx(1.0)
+    with pytest.raises(
+        ConfigurationError, match=rf"{name} has no values .* critic needs what all agents observe"
+    ):
+        policy.values(obs)
 
 
 def test_policies_with_a_state_take_dicts_too() -> None:

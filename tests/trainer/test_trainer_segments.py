@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from waiting import PATIENCE_SECONDS, wait_until
 
-from asyncrl import A2C, IMPALA, PPO, Trainer, errors
+from asyncrl import A2C, IMPALA, PPO, PQN, Trainer, errors
 
 SMALL = {"envs_per_actor": 4, "num_actors": 2, "http": "off", "target_eval_episodes": 5}
 
@@ -110,6 +110,18 @@ def test_lockstep_gives_the_same_numbers_whatever_the_timing(tmp_path):
     assert other["weights"] != plain["weights"]
 
 
+@pytest.mark.parametrize("discipline", ["lockstep", "synchronous"])
+def test_pqn_in_lockstep_gives_the_same_numbers_whatever_the_timing(tmp_path, discipline):
+    algorithm = PQN(
+        segment_length=16, hidden_sizes=(16, 16), normalize_observations=True, discipline=discipline
+    )
+    plain = final_numbers("CartPole-v1", tmp_path, "plain", algorithm)
+    assert plain["updates"] > 50
+    slow = slow_cartpole(str(tmp_path / "lock"))
+    slowed = final_numbers(slow, tmp_path, "slow", algorithm, burst_seconds=1e-6, eval_interval_steps=500)
+    assert slowed == plain
+
+
 def test_lockstep_impala_is_deterministic_too(tmp_path):
     algorithm = IMPALA(segment_length=16, hidden_sizes=(16, 16), discipline="lockstep")
     first, second = (final_numbers("CartPole-v1", tmp_path, name, algorithm) for name in "ab")
@@ -177,9 +189,13 @@ def test_vector_factory_decides_how_many_environments_an_actor_has():
     assert result.summary["samples_per_insert"]["achieved"] == pytest.approx(4.0, rel=0.05)
 
 
-@pytest.mark.parametrize("algorithm", [PPO, IMPALA, A2C], ids=lambda record: record.name)
-@pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1"])
-def test_every_segment_algorithm_takes_discrete_and_continuous_actions(algorithm, env):
+@pytest.mark.parametrize(
+    ("algorithm", "env"),
+    [(record, env) for record in (PPO, IMPALA, A2C) for env in ("Pendulum-v1", "CartPole-v1")]
+    + [(PQN, "CartPole-v1")],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_every_segment_algorithm_takes_its_kinds_of_actions(algorithm, env):
     record = algorithm(segment_length=16, hidden_sizes=(8,))
     result = Trainer(env, record, **{**SMALL, "target_eval_episodes": 1}).learn(total_steps=1_000)
     observation = np.zeros(result.policy.spec.observation_shape, np.float32)

@@ -1,0 +1,85 @@
+"""Options common to the algorithms that learn from a dataset alone, with their ranges.
+
+They have no actors, hence no exploration, pace or staleness: the numbers of a run depend on dataset, options and seed
+only. A step of such a run is an update.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+from asyncrl.acting.images import NetworkName
+from asyncrl.acting.layouts import NetworkFactory
+from asyncrl.acting.schedules import Rate, value_at
+from asyncrl.algorithms.action_spaces import check_action_space
+from asyncrl.algorithms.hyperparameters import Hyperparameters
+from asyncrl.interfaces import EnvSpec, FieldSpec
+from asyncrl.options import Count, Positive, Range, Widths
+from asyncrl.protocols import UpdateLoopName
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offline(Hyperparameters):
+    """Options common to all algorithms that learn from a dataset; their records extend this one."""
+
+    update_loop: ClassVar[UpdateLoopName] = "dataset"
+    discipline: ClassVar[str] = "lockstep"  # type: ignore[misc]
+    inference: ClassVar[Literal["actor", "server"]] = "actor"  # type: ignore[misc]
+    prioritized: ClassVar[bool] = False
+    n_step: ClassVar[int] = 1
+    reward_scale: ClassVar[float] = 1.0
+    action_kinds: ClassVar[tuple[type, ...]]
+    needs_bounds: ClassVar[bool] = True
+
+    frame_stack: Annotated[int, Range(at_least=1, at_most=64)] = 1
+    """Number of consecutive observations that the policy sees; an episode's first one is repeated."""
+
+    network: NetworkName | tuple[int, ...] | NetworkFactory | None = field(
+        default="auto", metadata={"type": NetworkName}
+    )
+    """Network: auto (a convolutional one for images, else a perceptron), mlp, small, nature or impala."""
+    # In Python also a tuple or a function, as in `OffPolicy`.
+
+    learning_rate: Rate = 3e-4
+    """Learning rate of Adam; the initial one with a schedule. In Python also a function of progress."""
+
+    learning_rate_schedule: Literal["constant", "cosine"] = "constant"
+    """Schedule of the learning rate: constant, or cosine to 0 at the end of the run's steps."""
+
+    batch_size: Count = 256
+    """Transitions per update."""
+
+    hidden_sizes: Widths = (256, 256)
+    """Widths of the hidden layers."""
+
+    normalize_observations: bool = False
+    """Normalise observations by mean and standard deviation of the dataset, and clip them to +-10."""
+
+    adam_eps: Positive = 1e-8
+    """Epsilon of Adam."""
+
+    max_grad_norm: Positive | None = None
+    """Maximum gradient norm; none disables clipping."""
+
+    matmul_precision: Literal["highest", "medium", "bfloat16"] = "highest"
+    """Matrix products: highest (float32), medium (TF32 on a GPU, bfloat16 with AMX), or bfloat16 (autocast)."""
+
+    def check(self, spec: EnvSpec) -> None:
+        """Refuse spaces that the algorithm does not support. Raises `SpacesDoNotFit` (ASYNC005)."""
+        check_action_space(self, spec)
+
+    def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
+        """No fields: a dataset has none."""
+        return ()
+
+    def learning_rate_at(self, updates: int, progress: float) -> float:
+        """Learning rate of the update after `updates` others, at this progress of the run."""
+        return scheduled(self.learning_rate, self.learning_rate_schedule, progress)
+
+
+def scheduled(rate: Rate, schedule: str, progress: float) -> float:
+    """Learning rate at `progress`, 0 to 1; a cosine schedule falls from `rate` to 0 (Loshchilov & Hutter 2017)."""
+    value = value_at(rate, progress)
+    return value * 0.5 * (1.0 + math.cos(math.pi * progress)) if schedule == "cosine" else value

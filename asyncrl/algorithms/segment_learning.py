@@ -1,0 +1,184 @@
+"""Base record of all algorithms that learn from segments: options, their ranges, and hooks of the updater.
+
+`OnPolicy` extends it for actor-critics, `PQN` for action values. This module does not import torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from asyncrl.acting.images import NetworkName
+from asyncrl.acting.layouts import NetworkFactory
+from asyncrl.acting.schedules import Rate, linear, value_at
+from asyncrl.algorithms.hyperparameters import Hyperparameters
+from asyncrl.config import TrainerConfig
+from asyncrl.interfaces import EnvSpec, FieldSpec
+from asyncrl.options import Coefficient, Count, Fraction, NotNegative, Positive, Range, Widths
+from asyncrl.protocols import UpdateLoopName
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from asyncrl.acting.recurrent import Cell
+    from asyncrl.algorithms.rollout import Part
+
+BATCH_STEPS = 1_024
+"""Steps of a batch where `segment_length` is none: those of Stable-Baselines3's PPO."""
+SHORTEST = 32
+"""Shortest segment where `segment_length` is none."""
+_LAG = {"relaxed": 0, "lockstep": 1, "synchronous": 0}
+"""Least staleness of a segment, in policy versions, after the first iteration, by discipline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentLearning(Hyperparameters):
+    """Options common to all algorithms that learn from segments."""
+
+    update_loop: ClassVar[UpdateLoopName] = "segments"
+    needs_bounds: ClassVar[bool] = False
+    rollout_columns: ClassVar[tuple[str, ...]] = ()
+    """Names of the rollout's columns, which `prepare` fills."""
+
+    frame_stack: Annotated[int, Range(at_least=1, at_most=64)] = 1
+    """Number of consecutive observations that the policy sees; an episode's first one is repeated."""
+
+    network: NetworkName | tuple[int, ...] | NetworkFactory | None = field(
+        default="auto", metadata={"type": NetworkName}
+    )
+    """Network: auto (a convolutional one for images, else a perceptron), mlp, small, nature or impala."""
+    # In Python also a tuple, which sets `hidden_sizes`, or a function `network(inputs, outputs)` that makes each of the
+    # algorithm's networks, a `torch.nn.Module` over flat rows; a parameter `observation_shape` is filled in.
+
+    inference: Literal["actor", "server"] = "actor"
+    """Place of the policy network: in every actor, or once for all, on the learner's device."""
+
+    learning_rate: Rate = 1e-3
+    """Learning rate of Adam; the initial one with a schedule. In Python also a function of progress."""
+
+    learning_rate_schedule: Literal["constant", "linear"] = "constant"
+    """Schedule of the learning rate: constant, or linear to 0 at the end of the run's steps."""
+
+    gamma: Fraction = 0.99
+    """Discount per environment step."""
+
+    epochs: Count = 1
+    """Epochs over the segments of a batch."""
+
+    max_grad_norm: Positive | None = 0.5
+    """Maximum gradient norm, over policy and value network together; none disables clipping."""
+
+    normalize_observations: bool = False
+    """Normalise observations by their running mean and standard deviation, and clip them to +-10."""
+
+    normalize_rewards: bool = False
+    """Divide rewards by the running standard deviation of the discounted return, and clip them to +-10."""
+
+    hidden_sizes: Widths = (64, 64)
+    """Widths of the policy's hidden layers."""
+
+    adam_eps: Positive = 1e-5
+    """Epsilon of Adam."""
+
+    segment_length: Count | None = None
+    """Steps of each environment that are learned from together; none: 1,024 / environments, at least 32."""
+
+    segments_per_batch: Count | None = None
+    """Segments of one batch; none takes as many as there are actors."""
+
+    discipline: Literal["relaxed", "lockstep", "synchronous"] = "relaxed"
+    """relaxed: segments in order of arrival; lockstep: one per actor, one version behind; synchronous: actors wait."""
+
+    queue_batches: Count = 1
+    """Maximum number of batches queued for the learner in relaxed runs."""
+
+    max_staleness: NotNegative | None = None
+    """Maximum staleness of a segment, in policy versions; none sets no bound."""
+
+    staleness_rate: Coefficient = 0.5
+    """Rate of the power and exponential corrections."""
+
+    reuse_epochs: NotNegative = 0
+    """Maximum additional epochs over a batch in relaxed runs while no new one has arrived."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        lag = _LAG[self.discipline]
+        if self.max_staleness is not None and self.max_staleness < lag:
+            raise ValueError(
+                f"max_staleness must be at least {lag} with discipline {self.discipline!r}, whose segments are so "
+                f"many versions old, got {self.max_staleness}"
+            )
+
+    @property
+    def cell(self) -> Cell | None:
+        """Kind and size of the recurrent cell; None without one."""
+        return None
+
+    @property
+    def kept_segments(self) -> tuple[int, int]:
+        """Capacity of the replay of past segments, and number of them mixed into every batch."""
+        return 0, 0
+
+    @property
+    def row_correction(self) -> Literal["none", "power", "exponential"]:
+        """Staleness correction that the update loop applies to a row's weight."""
+        return "none"
+
+    @property
+    def samples_per_insert(self) -> float | None:
+        """Number of times that a new step is trained on: once per epoch."""
+        return float(self.epochs)
+
+    def learning_rate_at(self, progress: float) -> float:
+        """Learning rate of an iteration that begins at this fraction of the run's steps."""
+        if callable(self.learning_rate) or self.learning_rate_schedule == "constant":
+            return value_at(self.learning_rate, progress)
+        return linear(self.learning_rate, 0.0, progress)
+
+    def for_run(self, config: TrainerConfig, spec: EnvSpec) -> Self:
+        """This record with a value for every option that is left to the run, so that its files show what was chosen.
+
+        Segments are so long that a batch has `BATCH_STEPS` steps whatever the number of actors and environments is, and
+        at least `SHORTEST` rows, below which advantages would consist of little but the value network's error.
+        """
+        if self.segment_length is not None:
+            return self
+        streams = (self.segments_per_batch or config.actors) * config.envs_per_actor * spec.num_agents
+        return dataclasses.replace(self, segment_length=max(SHORTEST, BATCH_STEPS // streams))
+
+    @property
+    def segment_rows(self) -> int:
+        """`segment_length`, which `for_run` has chosen where it was left to the run."""
+        assert self.segment_length is not None, "for_run chooses it"
+        return self.segment_length
+
+    def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
+        """No fields: a row needs only observation, action, reward and flags."""
+        return ()
+
+    # --- defined by an algorithm; called by `on_policy_update.py` on the learner's thread, under `torch.no_grad()` ----
+
+    def prepare(self, rollout: Any) -> None:
+        """Fill the rollout's columns before the first pass; does nothing by default."""
+
+    def divide(self, rollout: Any, seed: Sequence[int]) -> list[Part]:
+        """Divide the rows of one pass into gradient steps, in an order drawn from `seed`."""
+        raise NotImplementedError
+
+    def gradients(self, rollout: Any, batch: Any) -> Any:
+        """Gradients of the loss with respect to `batch.outputs`; None ends the iteration."""
+        raise NotImplementedError
+
+    def metrics(self, rollout: Any, batch: Any) -> Mapping[str, float]:
+        """Scalars of the last gradient step (`train/loss`, ...); may wait for the device."""
+        raise NotImplementedError
+
+    def values_and_returns(
+        self, rollout: Any, batch: Any
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+        """Predicted values and returns of the same rows, `[rows]`, in the unit of the values; None by default."""
+        return None

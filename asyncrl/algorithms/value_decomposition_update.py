@@ -1,0 +1,191 @@
+"""Update of VDN and QMIX: the agents' network and the mixer, their target, and one optimiser.
+
+The agents share one network. It and the mixer are consecutive parts of one flat vector, so that one call of Adam moves
+both. Autograd runs from the loss through the mixer to the outputs of the agents' network, which continues by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.acting.modules import MAKING, flat_size, tensors_of
+from asyncrl.algorithms.joint_staging import JointStage
+from asyncrl.algorithms.q_learning import QLoss
+from asyncrl.algorithms.replay_update import ReplayUpdate
+from asyncrl.algorithms.value_decomposition import ValueDecomposition
+from asyncrl.interfaces import EnvSpec
+from asyncrl.networks.architecture import Architecture
+from asyncrl.networks.flat_vector import FlatVector
+from asyncrl.networks.module import ModuleNetwork
+from asyncrl.networks.optimizer import FlatAdam
+from asyncrl.networks.parameters import HostCopy
+
+
+class ValueDecompositionUpdate(ReplayUpdate):
+    """Learner of joint action values. See `ReplayUpdate`.
+
+    Args:
+        config, spec, device: see `ReplayUpdate`.
+        seed: seed of the initial weights, which are the same on every device.
+        loss: function of `(q_tot, next_q_tot, batch)`, both `[B, 1]`.
+    """
+
+    config: ValueDecomposition
+
+    STATE = (*ReplayUpdate.STATE, "_online", "_target", "_mixer", "_target_mixer", "_optimizer")
+
+    def __init__(
+        self,
+        config: ValueDecomposition,
+        spec: EnvSpec,
+        device: str = "cpu",
+        seed: int = 0,
+        *,
+        loss: Callable[[Tensor, Tensor, JointStage], QLoss],
+    ) -> None:
+        self.layout = config.layout(spec)
+        super().__init__(config, spec, device, self.layout)
+        self._loss = loss
+        with torch.no_grad():
+            self._make_networks(seed)
+
+    def _make_networks(self, seed: int) -> None:
+        config, spec = self.config, self.spec
+        architecture = Architecture(self.layout.sizes, network=self.layout.module, seed=seed)
+        with MAKING, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            mixer = config.make_mixer(spec.num_agents, spec.num_agents * spec.observation_values)
+        start = architecture.initial(torch.Generator().manual_seed(seed))
+        parts = [start, *(tensor.detach().reshape(-1) for tensor in tensors_of([mixer]))]
+        sizes = [start.numel(), flat_size([mixer])]
+        self._flat = torch.cat(parts).to(self.device)
+        self._target_flat, gradient = self._flat.clone(), torch.zeros_like(self._flat)
+        (own, mixing), (target, target_mixing) = self._flat.split(sizes), self._target_flat.split(sizes)
+        self._gradient, mixer_gradient = gradient.split(sizes)
+        self._online, self._target = architecture.on(own), architecture.on(target)
+        self._mixer = ModuleNetwork([mixer], mixing)
+        self._target_mixer = self._mixer.on(target_mixing)
+        self._mixer_parameters = [*self._mixer.modules[0].parameters()]
+        counts = [parameter.numel() for parameter in self._mixer_parameters]
+        self._mixer_gradients = mixer_gradient.split(counts) if counts else ()
+        self._to_host = HostCopy(own)
+        self._optimizer = FlatAdam(
+            self._flat, gradient, eps=config.adam_eps, max_grad_norm=config.max_grad_norm
+        )
+        shared, buffers = (self.statistics, self.bounds), self._online.buffers()
+        self.vector = FlatVector(self._flat, gradient, shared=shared, buffers=buffers)
+        self.vector.moments = (self._optimizer.moments,)
+
+    def _staged(self, size: int) -> JointStage:
+        return JointStage(
+            size, self.spec, self.device, self.config.reward_scale, self.bounds, self.statistics
+        )
+
+    def _make_buffers(self, batch: JointStage) -> JointBuffers:
+        return JointBuffers(batch, self)
+
+    def _update(self, buffers: JointBuffers) -> Tensor | None:
+        config = self.config
+        buffers.online.forward()
+        next_q_tot = self._next_q_tot(buffers)
+        with torch.enable_grad():
+            out = buffers.out.detach().requires_grad_()
+            q_tot = self._q_tot(out, buffers.batch)
+            result = self._loss(q_tot, next_q_tot, buffers.batch)
+            grad, *grads = torch.autograd.grad(result.loss, (out, *self._mixer_parameters))
+        buffers.loss, buffers.q_tot = result.loss.detach(), q_tot.detach()
+        buffers.online.backward(grad)
+        for own, mixing in zip(self._mixer_gradients, grads, strict=True):
+            own.view(mixing.shape).copy_(mixing)
+        self.vector.begin_step()
+        self._optimizer.step(config.learning_rate_at(self._updates, self._progress))
+        if config.target_update == "soft":
+            self._target_flat.lerp_(self._flat, config.tau)
+        elif (self._updates + 1) % config.target_update_interval == 0:
+            self._target_flat.copy_(self._flat)
+        return result.priorities if config.prioritized else None
+
+    def _q_tot(self, out: Tensor, batch: JointStage) -> Tensor:
+        """Q_tot(s, u; theta) `[B, 1]` for the agents' outputs `[B N, A]`; an agent that waits has the value 0."""
+        q = out.gather(1, batch.action).view_as(batch.acts) * batch.acts
+        q_tot: Tensor = self._mixer.modules[0](q, batch.state)
+        return q_tot
+
+    def _next_q_tot(self, buffers: JointBuffers) -> Tensor:
+        """Q_tot(s', u'; theta-) `[B, 1]`, u' of the online network for double Q-learning, else of the target."""
+        batch, next_out = buffers.batch, buffers.target.forward()
+        values = buffers.next_out if self.config.double else next_out
+        if batch.next_mask is not None:
+            values = values.masked_fill(~batch.next_mask, -torch.inf)
+        best = values.argmax(dim=1, keepdim=True)
+        q = next_out.gather(1, best).view_as(batch.goes_on) * batch.goes_on
+        q_tot: Tensor = self._target_mixer.modules[0](q, batch.next_state)
+        return q_tot
+
+    def _begin_network(self, flat: Tensor) -> None:
+        self._online.flat.copy_(flat)
+        self._target.flat.copy_(flat)
+
+    @torch.no_grad()
+    def action_values(self, obs: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Action values `[R, A]` of an agent's `obs` `[R, inputs]`; for tests and diagnostics."""
+        values: NDArray[np.float32] = (
+            self._online.make_pass(torch.from_numpy(obs).to(self.device)).forward().cpu().numpy().copy()
+        )
+        return values
+
+    @torch.no_grad()
+    def joint_values(self, obs: NDArray[np.float32], action: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Q_tot `[R]` of `action` `[R, N]` in `obs` `[R, N, inputs]`; for tests and diagnostics."""
+        values = self.action_values(obs.reshape(-1, obs.shape[2])).reshape(*action.shape, -1)
+        q = np.take_along_axis(values, action[:, :, None], axis=2)[:, :, 0]
+        state = obs.reshape(len(obs), -1)
+        mixed = self._mixer.modules[0](*(torch.from_numpy(x).to(self.device) for x in (q, state)))
+        found: NDArray[np.float32] = mixed[:, 0].cpu().numpy()
+        return found
+
+    def _last_update(self) -> tuple[float, Tensor, float] | None:
+        buffers, norm = self._buffers, self._optimizer.grad_norm
+        if buffers is None or norm is None:
+            return None
+        return float(buffers.loss), buffers.q_tot, float(norm)
+
+
+class JointBuffers:
+    """Buffers of an update for one number of joint transitions.
+
+    Attributes:
+        batch: the batch on the device; `stage` fills it.
+        online: pass over obs and next_obs (double Q-learning) or obs, with a gradient for obs.
+        target: pass over next_obs.
+        out, next_out: outputs `[B N, A]` of `online` for obs and next_obs.
+        loss, q_tot: of the last update, a scalar and `[B, 1]`.
+    """
+
+    loss: Tensor
+    q_tot: Tensor
+
+    def __init__(self, batch: JointStage, update: ValueDecompositionUpdate) -> None:
+        self.batch, self.stage = batch, batch.stage
+        obs, next_obs = batch.rows.chunk(2)
+        rows = batch.rows if update.config.double else obs
+        self._count = obs.shape[0]
+        self.online = update._online.make_pass(
+            rows, update._gradient, weight_rows=self._count, precision=update.precision
+        )
+        self.target = update._target.make_pass(next_obs, precision=update.precision)
+
+    @property
+    def out(self) -> Tensor:
+        """See the class docstring."""
+        return self.online.output[: self._count]
+
+    @property
+    def next_out(self) -> Tensor:
+        """See the class docstring."""
+        return self.online.output[self._count :]

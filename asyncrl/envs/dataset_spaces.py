@@ -1,0 +1,136 @@
+"""Spaces of a dataset: compared with an environment's, and its values converted to rows and back.
+
+A dataset holds values of the environment's spaces. Rings hold rows: structured observations packed (`packing.py`),
+actions in storage form (`interfaces.py`). Packing loses nothing but the precision of float64, and text.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from asyncrl.envs.checks import spec_of
+from asyncrl.envs.observations import rows_of, stored_as
+from asyncrl.envs.packing import STRUCTURED, Packing, is_text, leaves_of
+from asyncrl.errors import SpacesDoNotFit
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, Leaf
+
+
+def spaces_of(env: Any) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+    """Observation space, without its text, and action space of one environment that `EnvSource.build` has made.
+
+    Of a vector they are those of one of its environments.
+    """
+    if getattr(env, "num_envs", None) is not None:
+        return env.single_observation_space, env.single_action_space
+    inner = env.env if hasattr(env, "packed_leaves") else env
+    return _without_text(inner.observation_space), env.action_space
+
+
+def _without_text(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({k: _without_text(own) for k, own in space.spaces.items() if not is_text(own)})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([_without_text(own) for own in space.spaces if not is_text(own)])
+    return space
+
+
+def require_same_spaces(
+    name: str, observation: spaces.Space[Any], action: spaces.Space[Any], spec: EnvSpec
+) -> None:
+    """Raise `SpacesDoNotFit` (ASYNC005) unless the spaces of the dataset `name` are those of the environment."""
+    leaves = leaves_of(observation) if isinstance(observation, STRUCTURED) else None
+    as_rows = {} if leaves is None else {"packed_leaves": leaves}
+    row_space = observation if leaves is None else Packing(observation, leaves).space
+    own = spec_of(name, SimpleNamespace(observation_space=row_space, action_space=action, **as_rows))
+    for what, here, there in (
+        ("observation", _stored(own), _stored(spec)),
+        ("action", _bare(own), _bare(spec)),
+    ):
+        if here != there:
+            raise SpacesDoNotFit(
+                f"The dataset {name} has another {what} space than {spec.name}.",
+                facts={"of the dataset": here, "of the environment": there},
+                fix="give a dataset of this environment, or the environment that it was recorded in",
+            )
+
+
+def _stored(spec: EnvSpec) -> tuple[object, ...]:
+    return spec.observation_dtype, spec.observation_shape, tuple(stored_as(leaf) for leaf in spec.leaves)
+
+
+def _bare(spec: EnvSpec) -> object:
+    """The action space without its dtype, which Minari does not keep of a Discrete."""
+    if isinstance(spec.action, DiscreteAction):
+        return spec.action.n, spec.action.start
+    return spec.action
+
+
+def rows_of_observations(values: Any, spec: EnvSpec) -> NDArray[Any]:
+    """Convert observations of a dataset, a batch of T, to rows `[T, *obs_shape]` in storage dtype.
+
+    Raises:
+        ValueError: they do not fit the spec.
+    """
+    if spec.leaves:
+        return rows_of(values, spec)
+    rows: NDArray[Any] = np.asarray(values).astype(spec.observation_dtype, copy=False)
+    if rows.shape[1:] != spec.observation_shape:
+        raise ValueError(f"observations must have shape [T, *{spec.observation_shape}], got {rows.shape}")
+    return rows
+
+
+def observations_of_rows(rows: NDArray[Any], space: spaces.Space[Any], leaves: tuple[Leaf, ...]) -> Any:
+    """Convert rows `[T, *obs_shape]` to a batch of T values of `space`, the inverse of `rows_of_observations`.
+
+    Args:
+        rows: as they lie in a ring.
+        space: of one observation, without text.
+        leaves: those of the environment's spec; empty unless observations are structured.
+    """
+    if not leaves:
+        return rows.astype(space.dtype, copy=False)
+    parts, at = {}, 0
+    for leaf in leaves:
+        size = leaf.row_bytes if rows.dtype == np.uint8 else leaf.values
+        parts[leaf.path] = _leaf_of_rows(rows[:, at : at + size], leaf)
+        at += size
+    return _nested(parts, space, ())
+
+
+def _leaf_of_rows(part: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
+    if leaf.kind != "image" and part.dtype == np.uint8:
+        part = np.ascontiguousarray(part).view(np.float32)
+    if leaf.kind != "choices":
+        return part.reshape(-1, *leaf.shape)
+    ends = np.cumsum(leaf.choices)
+    chosen = [part[:, end - n : end].argmax(axis=1) for n, end in zip(leaf.choices, ends, strict=True)]
+    values: NDArray[Any] = np.stack(chosen, axis=1) + np.array(leaf.first)
+    return values.reshape(-1, *leaf.shape)
+
+
+def _nested(
+    parts: dict[tuple[str, ...], NDArray[Any]], space: spaces.Space[Any], path: tuple[str, ...]
+) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _nested(parts, own, (*path, key)) for key, own in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_nested(parts, own, (*path, str(i))) for i, own in enumerate(space.spaces))
+    values: NDArray[Any] = parts[path].astype(space.dtype, copy=False)
+    return values
+
+
+def stored_actions(actions: Any, spec: EnvSpec) -> NDArray[Any]:
+    """Convert actions of a dataset, `[T, ...]` in the environment's form, to storage form `[T, *act_shape]`."""
+    kind, values = spec.action, np.asarray(actions)
+    rows: NDArray[Any] = values.reshape(len(values), *kind.shape)
+    if isinstance(kind, BoxAction):
+        return rows.astype(np.float32, copy=False)
+    start = kind.start if isinstance(kind, DiscreteAction) else np.array(kind.start or 0, np.int64)
+    rows = rows.astype(np.int64)
+    rows -= start
+    return rows

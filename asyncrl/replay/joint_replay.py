@@ -1,0 +1,164 @@
+"""Prioritized replay of joint transitions, stored in the rings: the data of learners of several agents.
+
+The agents of an environment are neighbouring streams that one cursor moves (`envs/agents.py`), so the rows of all of
+them at a step are at the same slot of N streams. A sample is such a joint row: an environment and a step are drawn, and
+N rows are gathered from the rings into `[B, N, ...]`, by the code that gathers single transitions. No second store.
+
+A joint row has one priority, at the leaf of its first agent; those of the other agents stay zero. It can be sampled if
+at least one of its agents acts. The returns of all agents are stored, each cut at the end of the agent's own part in
+the episode (see `gather.py`), and an agent that waits has none. All agents end where the actor's life ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from asyncrl.interfaces import JointBatch, SequenceShape
+from asyncrl.replay import tables as table
+from asyncrl.replay.gather import copy_fields
+from asyncrl.replay.handles import address_of, float32s, int64s, uint8s
+from asyncrl.replay.priority_rules import PriorityRules
+from asyncrl.replay.ring_replay import RingReplay
+from asyncrl.replay.sampling import take_leaves
+from asyncrl.replay.sum_tree import on_pages
+from asyncrl.replay.tables import (
+    AFTER,
+    AT,
+    LEAF,
+    NUM_AGENTS,
+    NUM_SLOTS,
+    RETURN_BYTES,
+    RETURNS,
+    RING,
+    TO_ACTING,
+    TO_DISCOUNT,
+    TO_IDS,
+    TO_JOINT_EXTRA,
+    TO_REWARD,
+    TO_UPDATES,
+    TO_VERSION,
+    TREE_BITS,
+    UPDATES,
+    VERSION,
+    WORK_ROWS,
+    BatchTable,
+    Numbers,
+    Words,
+)
+from asyncrl.replay.tree_kernels import Leaves, Nodes, descend
+from asyncrl.shm import RingReader
+from asyncrl.shm.kernel import inlined, kernel
+
+ID = WORK_ROWS
+"""Row of the scratch array of an item's agents, after those of `work`: the id of the agent's row."""
+
+
+class JointReplay(RingReplay[JointBatch]):
+    """Replay of joint n-step transitions, one per row of an environment; see `RingReplay`."""
+
+    WHAT: ClassVar[str] = "joint row"
+
+    def __init__(
+        self,
+        rings: Sequence[RingReader],
+        *,
+        n_step: int,
+        gamma: float,
+        priorities: PriorityRules | None = None,
+        frame_stack: int = 1,
+        rng: np.random.Generator,
+    ) -> None:
+        """Create a replay without sampleable rows.
+
+        Args:
+            rings: at least one; all of one layout. Each N neighbouring streams are the agents of one environment.
+            n_step: rewards summed before the bootstrap.
+            gamma: discount per step, 0 to 1.
+            priorities: rules for priorities; None takes the defaults.
+            frame_stack: observations joined along axis 2; 1 means no such axis.
+            rng: generator of the draws within the strata.
+
+        Raises:
+            ValueError: as `RingReplay`, or `n_step` or `gamma` is out of range.
+        """
+        shape = SequenceShape(burn_in=0, length=1, period=1, n_step=n_step, gamma=gamma)
+        super().__init__(rings, shape=shape, priorities=priorities, frame_stack=frame_stack, rng=rng)
+        self._returns = on_pages(np.uint8, self.tree.leaves.size * table.RETURN_BYTES)
+        self._state[table.RETURNS] = address_of(self._returns)
+        self._state[table.JOINT] = 1
+        self._each = np.zeros((WORK_ROWS + 1, 0), np.int64)
+
+    @property
+    def stored_steps(self) -> int:
+        """Environment steps that may be sampled, times N."""
+        return self.sampleable * int(self._state[NUM_AGENTS])
+
+    def sample(self, batch: JointBatch, beta: float) -> None:
+        """See `RingReplay.sample`."""
+        assert isinstance(batch, JointBatch), "joint rows are gathered into a JointBatch"
+        super().sample(batch, beta)
+
+    def _draw(self, to: BatchTable, beta: float) -> None:
+        rows = to.uniforms.size * int(self._state[NUM_AGENTS])
+        if self._each.shape[1] != rows:
+            self._each = np.zeros((WORK_ROWS + 1, rows), np.int64)
+        sample_joint(*self._tree, beta, to.addresses, to.uniforms, to.rest, to.work, self._each)
+
+
+@inlined
+def take_agents(state: Words, ids: Words, work: Words, each: Words) -> None:
+    """Fill `each` with the rows of all agents of the items, from the first agents' in `work`."""
+    agents, slots = state[NUM_AGENTS], state[NUM_SLOTS]
+    for i in range(ids.shape[0]):
+        for agent in range(agents):
+            j = i * agents + agent
+            each[LEAF, j], each[RING, j] = work[LEAF, i] + agent, work[RING, i]
+            each[AT, j], each[ID, j] = work[AT, i] + agent * slots, ids[i] + agent
+
+
+@inlined
+def read_joint_returns(rings: Words, state: Words, batch: Words, work: Words, each: Words) -> None:
+    """Fill the batch's `reward`, `discount`, `trained`, `version` and `policy_updates`, and `each[AFTER]`."""
+    size, rows, slots = work.shape[1], each.shape[1], state[NUM_SLOTS]
+    reward, discount = float32s(batch[TO_REWARD], rows), float32s(batch[TO_DISCOUNT], rows)
+    acting = uint8s(batch[TO_ACTING], rows)
+    version, updates = int64s(batch[TO_VERSION], size), int64s(batch[TO_UPDATES], size)
+    for j in range(rows):
+        stored = state[RETURNS] + each[LEAF, j] * RETURN_BYTES
+        reward[j], discount[j] = float32s(stored, 2)[0], float32s(stored, 2)[1]
+        ahead = int64s(stored, 2)[1] & 255
+        acting[j] = int(ahead > 0)
+        at = each[AT, j]
+        each[AFTER, j] = (at & -slots) + ((at + ahead) & (slots - 1))
+    for i in range(size):
+        ring, slot = np.uintp(work[RING, i]), np.uintp(work[AT, i] & (slots - 1))
+        version[i] = int64s(rings[ring, VERSION], slots)[slot]
+        updates[i] = int64s(rings[ring, UPDATES], slots)[slot]
+
+
+@kernel(
+    "void(float32[::1], float64[:,:,::1], int64[::1], int64[:,::1], int64[::1], float64, int64[::1], float64[::1],"
+    "float64[::1], int64[:,::1], int64[:,::1])"
+)
+def sample_joint(
+    leaves: Leaves,
+    nodes: Nodes,
+    first: Words,
+    rings: Words,
+    state: Words,
+    beta: float,
+    batch: Words,
+    uniforms: Numbers,
+    rest: Numbers,
+    work: Words,
+    each: Words,
+) -> None:
+    """Sample joint rows and gather them into the batch."""
+    descend(leaves, nodes, first, state[TREE_BITS], uniforms, rest, work[LEAF])
+    take_leaves(leaves, nodes, rings, state, beta, batch, rest, work)
+    take_agents(state, int64s(batch[TO_IDS], work.shape[1]), work, each)
+    read_joint_returns(rings, state, batch, work, each)
+    copy_fields(rings, state, each[ID], batch, each, TO_JOINT_EXTRA)

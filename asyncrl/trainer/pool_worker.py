@@ -1,0 +1,140 @@
+"""Worker of a `RunPool`: `python -m asyncrl.trainer.pool_worker FD` trains one run after another.
+
+FD is its end of the connection; `run_pool.py` lists the messages. It ends when the connection does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import queue
+import signal
+import socket
+import sys
+import threading
+import warnings
+from typing import Any
+
+from asyncrl.errors import AsyncRLWarning
+from asyncrl.run.switching import own_process
+from asyncrl.show.metrics import Snapshot
+from asyncrl.trainer.channel import Channel, Job, sendable
+from asyncrl.trainer.trainer import Trainer
+
+
+class Worker:
+    """Trains the runs that the connection asks for, in the main thread.
+
+    Args:
+        channel: the connection.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._asked: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._current: tuple[int, Trainer] | None = None
+        self._stops: dict[int, str] = {}
+        self._lock = threading.RLock()  # a signal handler may stop a run while the main thread holds it
+
+    def work(self) -> None:
+        """Train runs until the connection ends."""
+        threading.Thread(target=self._hear, name="asyncrl-run-pool", daemon=True).start()
+        while (asked := self._asked.get()) is not None:
+            self._train(*asked)
+
+    def stop(self, reason: str = "interrupted") -> None:
+        """End the run in progress in the normal order."""
+        with self._lock:
+            if self._current is not None:
+                self._current[1].stop(reason)
+
+    def say(self, *message: Any) -> None:
+        """Send a message; one that nobody receives is dropped, as the end of the connection stops the run."""
+        with contextlib.suppress(OSError):
+            self._channel.send(*message)
+
+    def _hear(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            kind, key, *values = message
+            if kind == "run":
+                self._asked.put((key, *values))
+                continue
+            with self._lock:
+                self._stops[key] = values[0]
+                if self._current is not None and self._current[0] == key:
+                    self._current[1].stop(values[0])
+        self._asked.put(None)
+        self.stop()
+
+    def _train(self, key: int, path: list[str], packed: bytes) -> None:
+        """Train one run and report its end."""
+        trainer, error = None, None
+        try:
+            sys.path[:] = path  # on which the modules of environment and algorithm may be
+            job: Job = pickle.loads(packed)
+            trainer = Trainer._of_source(job.config, job.algorithm, job.source, resumed=job.resumed)
+            with self._lock:
+                self._current = key, trainer
+            trainer._listeners.append(_Teller(self, key, trainer).tell)
+            trainer._start()
+            if (reason := self._stops.get(key)) is not None:
+                trainer.stop(reason)
+            error = error_of(trainer)
+        except BaseException as raised:
+            error = raised
+        with self._lock:
+            self._current = None
+        result = None if trainer is None else trainer.result
+        if trainer is not None:
+            trainer.close()
+        self.say("ended", key, result, sendable(error))
+
+
+class _Teller:
+    """Listener that sends a run's snapshots, and before the first the address of its page."""
+
+    def __init__(self, worker: Worker, key: int, trainer: Trainer) -> None:
+        self._worker, self._key, self._trainer = worker, key, trainer
+        self._told = False
+
+    def tell(self, snapshot: Snapshot) -> None:
+        if not self._told:
+            self._told = True
+            self._worker.say("started", self._key, self._trainer.page_url)
+        self._worker.say("snapshot", self._key, snapshot)
+
+
+def error_of(trainer: Trainer) -> BaseException | None:
+    """Wait for the end of the run; returns its error."""
+    while True:
+        with contextlib.suppress(TimeoutError):  # in short waits, so that signals are handled
+            return trainer._done.exception(timeout=0.2)
+
+
+def _tell_warnings(worker: Worker) -> None:
+    """Send the package's warnings, which the other process shows; others are shown here."""
+    before = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, AsyncRLWarning):
+            worker.say("warning", str(message))
+        else:
+            before(message, category, *where, **more)
+
+    warnings.showwarning = show
+
+
+def main(descriptor: int) -> None:
+    """Work until the connection with this descriptor ends."""
+    worker = Worker(Channel(socket.socket(fileno=descriptor)))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as after `nohup`
+            signal.signal(number, lambda *_: worker.stop())
+    _tell_warnings(worker)
+    worker.work()
+
+
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a mask passes exec: that of the pool's caller
+    with own_process():
+        main(int(sys.argv[1]))

@@ -1,0 +1,173 @@
+"""`asyncrl train --seeds`: flags, the view of several runs, the summary, and Ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+from snapshots import make_snapshot
+from waiting import PATIENCE_SECONDS, is_running, wait_until
+
+from asyncrl.cli.seeds import summary
+from asyncrl.cli.train import SeedOptions, parse
+from asyncrl.show.kept_run import KeptRun
+from asyncrl.show.run_groups import group_runs
+from asyncrl.show.runs_view import RunRow, RunsConsole, RunsView, runs_screen
+from asyncrl.trainer.seeds import SeedResults
+
+ROOT = Path(__file__).parents[2]
+TRAIN = ["CartPole-v1", "--algo", "dqn"]
+
+
+def options(*arguments: str) -> SeedOptions:
+    parsed = parse([*TRAIN, *arguments])
+    assert isinstance(parsed, SeedOptions)
+    return parsed
+
+
+def test_seeds_are_counted_from_seed_or_given() -> None:
+    assert list(options("--seeds", "3", "--seed", "5").folders) == [5, 6, 7]
+    assert list(options("--seeds", "9,2", "--jobs", "2").folders) == [9, 2]
+    assert options("--seeds", "9,2", "--jobs", "2").at_once == 2
+
+
+def test_every_seed_has_a_directory_of_its_own() -> None:
+    names = [folder.name for folder in options("--seeds", "2").folders.values() if folder]
+    assert [name.rsplit("-", 2)[0] for name in names] == ["CartPole-v1-dqn-s0", "CartPole-v1-dqn-s1"]
+    assert len({name.split("-s")[1][1:] for name in names}) == 1, "one date for all"
+    assert options("--seeds", "2", "--run-dir", "x").folders == {0: Path("x/s0"), 1: Path("x/s1")}
+    assert options("--seeds", "2", "--run-dir", "none").folders == {0: None, 1: None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ["--seeds", "0"],
+            "argument --seeds: must be a number of seeds, or different seeds as 0,1,2, got '0'",
+        ),
+        (["--seeds", "1,1"], "argument --seeds: must be"),
+        (["--seeds", "x"], "argument --seeds: must be"),
+        (["--jobs", "2"], "--jobs needs --seeds"),
+        (["--seeds", "2", "--jobs", "0"], "argument --jobs: must be a whole number of at least 1, got '0'"),
+        (["--seeds", "2", "--http", "8000"], "argument --http: must be auto or off with --seeds"),
+    ],
+)
+def test_wrong_flags_are_usage_errors(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse([*TRAIN, *arguments])
+    assert stop.value.code == 2
+    assert text in " ".join(capsys.readouterr().err.split())
+
+
+# --- the view ---------------------------------------------------------------------------------------------------------
+
+
+def drawn(view: RunsView, width: int = 100, height: int = 24, notice: str = "") -> list[str]:
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
+    with console.capture() as capture:
+        console.print(runs_screen(view, width, height, notice))
+    return capture.get().splitlines()
+
+
+def rows(count: int, ended: int) -> tuple[RunRow, ...]:
+    state = {"end": "finished"}
+    return tuple(
+        RunRow(f"seed {n}", make_snapshot(seed=n), f"http://x/{n}", **(state if n < ended else {}))
+        for n in range(count)
+    )
+
+
+def test_the_screen_has_a_line_per_run() -> None:
+    lines = drawn(RunsView("dqn CartPole-v1  3 seeds", (*rows(2, 1), RunRow("seed 2"))))
+    assert lines[0].startswith("dqn CartPole-v1  3 seeds")
+    of_seed = {line.split()[1]: line for line in lines if line.startswith("seed")}
+    assert "finished" in of_seed["0"] and "training" in of_seed["1"] and "starting" in of_seed["2"]
+    assert "1,000/4,000 steps" in of_seed["1"] and "123.5" in of_seed["1"]
+
+
+def test_a_small_screen_shows_the_runs_in_progress_first() -> None:
+    lines = drawn(RunsView("many", rows(30, 24)), 80, 14, "SIGINT: stopping, once more to kill")
+    assert len(lines) <= 14 and max(map(len, lines)) <= 80
+    shown = [line.split()[1] for line in lines if line.startswith("seed")]
+    assert shown == ["21", "22", "23", "24", "25", "26", "27", "28", "29"]
+    assert "and 21 more" in "\n".join(lines)
+    assert lines[-1].startswith("SIGINT")
+
+
+def test_lines_of_text_say_each_end_and_page_once() -> None:
+    stream, time = io.StringIO(), iter(range(0, 10_000, 100))
+    console = RunsConsole(stream=stream, live=False, clock=lambda: float(next(time)))
+    console._draw(RunsView("two seeds", rows(2, 1)))
+    console._draw(RunsView("two seeds", rows(2, 1)))
+    text = stream.getvalue()
+    assert text.count("two seeds") == text.count("seed 0  page") == text.count("seed 0  12s finished") == 1
+    assert text.count("seed 1  12s training 1,000/4,000 steps, 30s left | return 123.5, evaluation 200,") == 2
+
+
+# --- the summary ------------------------------------------------------------------------------------------------------
+
+
+def test_the_directories_are_one_argument_of_a_shell(tmp_path: Path) -> None:
+    folders = [tmp_path / f"CartPole-v1-dqn-s{seed}-20260101-120000" for seed in (0, 1, 12)]
+    for folder in folders:
+        folder.mkdir()
+    text = summary(SeedResults({}, {}), folders)
+    argument = text.partition("asyncrl plot ")[2].splitlines()[0]
+    assert argument == f"{tmp_path}/CartPole-v1-dqn-s{{0,1,12}}-20260101-120000"
+    shell = subprocess.run(["bash", "-c", f"echo {argument}"], capture_output=True, text=True)
+    assert shell.stdout.split() == list(map(str, folders))
+
+
+# --- the whole command ------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_stops_all_runs_with_their_checkpoints_and_leaves_nothing(tmp_path: Path) -> None:
+    flags = ["--actors", "1", "--envs-per-actor", "4", "--dqn.learning-starts", "200", "--device", "cpu"]
+    flags += [
+        "--checkpoint-interval-seconds",
+        "0.2",
+        "--seeds",
+        "3",
+        "--jobs",
+        "2",
+        "--run-dir",
+        str(tmp_path),
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "asyncrl", "train", *TRAIN, *flags],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "PYTHONWARNINGS": "ignore:[ASYNC021]"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        latest = [tmp_path / f"s{seed}" / "checkpoints" / "latest" for seed in (0, 1)]
+        wait_until(lambda: process.poll() is not None or all(map(Path.exists, latest)), "two checkpoints")
+        assert process.poll() is None, process.communicate()
+        children = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+        assert len(children) >= 6, "two workers with a fork server and an actor each"
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, err) == (130, "SIGINT: stopping, once more to kill\n")
+    wait_until(lambda: not any(map(is_running, children)), "all its processes gone")
+    summaries = [json.loads((tmp_path / f"s{seed}" / "summary.json").read_text()) for seed in (0, 1)]
+    assert [found["stop_reason"] for found in summaries] == ["interrupted", "interrupted"]
+    assert not (tmp_path / "s2").exists(), "it was not begun"
+    assert out.count("not evaluated") == 2 and "interrupted" in out
+    (group,) = group_runs([KeptRun(tmp_path / f"s{seed}") for seed in (0, 1)])
+    assert group.size == "2 seeds"

@@ -1,0 +1,371 @@
+"""Values, probabilities and log probabilities of loaded policies are those of the learner's torch networks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from portable_policies import BOX, CASES, make_network, portable
+from waiting import PATIENCE_SECONDS
+
+import asyncrl
+from asyncrl import A2C, C51, DDPG, DQN, PPO, QRDQN, R2D2, SAC, TD3, TQC, CrossQ, Trainer
+from asyncrl.algorithms.maximum_entropy_update import squashed_draw
+from asyncrl.cli.main import main
+from asyncrl.errors import CheckpointError, ConfigurationError
+from asyncrl.interfaces import Agent, BoxAction, DiscreteAction, EnvSpec, Leaf, MultiDiscreteAction
+from asyncrl.policies.policy_file import read_policy_file, write_policy
+from asyncrl.policies.portable_policy import PortablePolicy
+
+ROWS = 30
+UNBOUNDED = BoxAction((-1.0, -float("inf")), (1.0, float("inf")), (2,))
+IMAGE = (12, 12, 2)
+
+
+def learner(algorithm: Any, spec: EnvSpec) -> tuple[PortablePolicy, Any]:
+    """A policy with critics as from a run, and the updater, whose weights differ from the initial ones."""
+    core = algorithm.make_updater(spec, "cpu", 0)
+    generator = torch.Generator().manual_seed(1)
+    flat = core.vector.parameters
+    flat.add_(0.05 * torch.randn(flat.shape, generator=generator))
+    weights = np.empty(core.weight_count, np.float32)
+    core.write_weights(weights)
+    policy = portable(algorithm, spec)
+    policy.weights[:] = weights
+    critics = getattr(core, "critic_weights", lambda: None)()
+    return PortablePolicy(algorithm, policy.weights, policy.meta, policy.source, critics), core
+
+
+def observations(spec: EnvSpec, frames: int = 1) -> NDArray[Any]:
+    stack = () if frames == 1 else (frames,)
+    rng = np.random.default_rng(2)
+    if spec.observation_dtype == "uint8":
+        return rng.integers(0, 256, (ROWS, *stack, *spec.observation_shape)).astype(np.uint8)
+    return rng.normal(size=(ROWS, *stack, *spec.observation_shape)).astype(np.float32)
+
+
+def inputs_of(policy: PortablePolicy, obs: NDArray[Any]) -> torch.Tensor:
+    """Inputs of a network for images or float32 values, as torch."""
+    x = torch.from_numpy(obs.reshape(len(obs), -1).astype(np.float32))
+    return x / 255 if obs.dtype == np.uint8 else x
+
+
+CRITICS_OF_ACTIONS = {
+    "ddpg": DDPG(hidden_sizes=(8, 7)),
+    "td3": TD3(num_critics=3, critic_hidden_sizes=(9,)),
+    "sac": SAC(hidden_sizes=(8, 7), critic_hidden_sizes=(6, 5)),
+    "tqc": TQC(num_critics=3, hidden_sizes=(8,)),
+    "crossq": CrossQ(hidden_sizes=(8,), critic_hidden_sizes=(9, 7)),
+    "sac, frames": SAC(frame_stack=2, hidden_sizes=(8, 7)),
+    "sac, own network": SAC(network=make_network),
+    "crossq, own network": CrossQ(network=make_network),
+    "sac, images": SAC(network="small"),
+}
+
+
+@pytest.mark.parametrize("case", CRITICS_OF_ACTIONS)
+def test_critics_judge_actions_as_in_the_learner(case: str, tmp_path: Path) -> None:
+    algorithm = CRITICS_OF_ACTIONS[case]
+    shape = IMAGE if "images" in case else (4,)
+    spec = EnvSpec("any", shape, "uint8" if "images" in case else "float32", BOX)
+    made, core = learner(algorithm, spec)
+    policy = asyncrl.load(
+        made.save(tmp_path / "x.policy", critics=True), network=make_network if "own" in case else None
+    )
+    obs = observations(spec, algorithm.frame_stack)
+    unit = np.random.default_rng(3).uniform(-1, 1, (ROWS, 2)).astype(np.float32)
+    low, high = np.array(BOX.low, np.float32), np.array(BOX.high, np.float32)
+    action = low + (unit + 1) / 2 * (high - low)
+    x = torch.cat((inputs_of(policy, obs), torch.from_numpy(unit)), dim=1)
+    critics = getattr(core, "evaluated_critics", core.critics)
+    expected = critics.make_pass(x).forward().mean(dim=2).T
+    got = policy.q_values(obs, action)
+    assert (got.dtype, got.shape) == (np.float32, (ROWS, core.critics.copies))
+    np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-5)
+    np.testing.assert_array_equal(policy.q_values(obs[0], action[0]).shape, (core.critics.copies,))
+
+    greedy = core.policy if not hasattr(core, "evaluated_policy") else core.evaluated_policy
+    out = greedy.make_pass(inputs_of(policy, obs)).forward()[:, :2].tanh()
+    q = critics.make_pass(torch.cat((inputs_of(policy, obs), out), dim=1)).forward().mean(dim=2)
+    np.testing.assert_allclose(policy.q_values(obs), q.T, rtol=2e-4, atol=2e-5)
+    value = q.mean(dim=0) if isinstance(algorithm, TQC) else q.amin(dim=0)
+    np.testing.assert_allclose(policy.values(obs), value, rtol=2e-4, atol=2e-5)
+    assert np.ptp(policy.values(obs)) > 1e-3
+    assert policy.values(obs[0]).shape == ()
+    assert policy.values(obs[0]) == pytest.approx(policy.values(obs)[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("case", ["sac", "tqc", "crossq"])
+def test_a_squashed_gaussian_knows_the_density_of_its_draws(case: str) -> None:
+    spec = EnvSpec("any", (4,), "float32", BOX)
+    policy, core = learner(CRITICS_OF_ACTIONS[case], spec)
+    obs = observations(spec)
+    network = getattr(core, "evaluated_policy", core.policy)
+    out = network.make_pass(torch.from_numpy(obs)).forward()
+    noise = torch.randn(ROWS, 2, generator=torch.Generator().manual_seed(0)).clamp(-2, 2)
+    drawn = squashed_draw(out, noise)
+    low, high = np.array(BOX.low), np.array(BOX.high)
+    action = low + (drawn.action.double().numpy() + 1) / 2 * (high - low)
+    got = policy.log_prob(obs, action)
+    assert (got.dtype, got.shape) == (np.float32, (ROWS,))
+    np.testing.assert_allclose(got, drawn.log_prob[:, 0], rtol=1e-3, atol=1e-3)
+    assert np.isfinite(policy.log_prob(obs, np.broadcast_to(high, (ROWS, 2)))).all()
+    assert policy.log_prob(obs[0], action[0]) == pytest.approx(got[0], rel=1e-4)
+
+
+STATE_VALUES = {
+    "ppo": (PPO(value_hidden_sizes=(5, 6)), DiscreteAction(3, 1)),
+    "ppo, several": (PPO(), MultiDiscreteAction((2, 3, 4, 2), (0, -2, 5, 0), (2, 2))),
+    "ppo, gaussian": (PPO(activation="relu"), UNBOUNDED),
+    "ppo, squashed": (PPO(squashed=True, hidden_sizes=(8,)), BOX),
+    "a2c, frames": (A2C(frame_stack=3), DiscreteAction(4)),
+    "impala": (asyncrl.IMPALA(), DiscreteAction(3)),
+    "ppo, own network": (PPO(network=make_network), DiscreteAction(3)),
+    "ppo, shared trunk": (PPO(network="small"), DiscreteAction(3)),
+    "ppo, two trunks": (PPO(network="small", shared_trunk=False), DiscreteAction(3)),
+}
+
+
+@pytest.mark.parametrize("case", STATE_VALUES)
+def test_value_network_and_distribution_are_the_learners(case: str, tmp_path: Path) -> None:
+    algorithm, action = STATE_VALUES[case]
+    shape, dtype = (IMAGE, "uint8") if "trunk" in case else ((4,), "float32")
+    spec = EnvSpec("any", shape, dtype, action)
+    made, core = learner(algorithm, spec)
+    file = made.save(tmp_path / "x.policy", critics=True)
+    policy = asyncrl.load(file, network=make_network if "own" in case else None)
+    obs = observations(spec, algorithm.frame_stack)
+    nets = core.nets.make_pass(ROWS, False)
+    nets.x[:] = inputs_of(policy, obs)
+    out, value = nets.forward()
+    np.testing.assert_allclose(policy.values(obs), value, rtol=2e-4, atol=2e-5)
+    assert policy.values(obs).dtype == np.float32 and np.ptp(policy.values(obs)) > 1e-3
+    assert policy.values(obs[0]) == pytest.approx(float(value[0]), rel=1e-3, abs=1e-4)
+
+    rng = np.random.default_rng(4)
+    if isinstance(action, BoxAction):
+        latent = out + 0.3 * torch.from_numpy(rng.normal(size=out.shape).astype(np.float32))
+        expected = core.nets.log_prob(out, latent, core.nets.log_std)
+        taken = latent.double().numpy()
+        if algorithm.squashed:
+            low, high = np.array(BOX.low), np.array(BOX.high)
+            unit = latent.double().tanh()
+            expected = expected - (1 - unit.square()).log().sum(dim=1)
+            taken = low + (unit.numpy() + 1) / 2 * (high - low)
+        np.testing.assert_allclose(policy.log_prob(obs, taken), expected, rtol=1e-3, atol=1e-3)
+        return
+    choices = policy.policy.layout.choices  # type: ignore[attr-defined]
+    chosen = torch.from_numpy(rng.integers(0, choices, (ROWS, len(choices))))
+    expected = core.nets.log_prob(out, chosen, core.nets.log_std)
+    space_shape = getattr(action, "space_shape", ()) or action.shape
+    moved = chosen.numpy() + np.array(action.start or 0)
+    got = policy.log_prob(obs, moved.reshape(ROWS, *space_shape))
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
+    parts = policy.probabilities(obs)
+    parts = parts if isinstance(parts, tuple) else (parts,)
+    assert [part.shape for part in parts] == [(ROWS, n) for n in choices]
+    for part, logits in zip(parts, out.split(list(choices), dim=1), strict=True):
+        np.testing.assert_allclose(part, logits.softmax(dim=1), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("network", ["mlp", "small"])
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_a_recurrent_policy_speaks_of_its_state(cell: str, network: str) -> None:
+    shape, dtype = (IMAGE, "uint8") if network == "small" else ((4,), "float32")
+    spec = EnvSpec("any", shape, dtype, DiscreteAction(3))
+    policy, core = learner(PPO(recurrent=cell, recurrent_size=5, network=network), spec)
+    obs = observations(spec)
+    _, state = policy.predict(obs)
+    state = state + np.float32(0.1)
+    (trunk,), (head,) = core.nets._policy.modules, core.nets._value.modules
+    encoded = trunk.encoder(inputs_of(policy, obs))[None]
+    features, _ = trunk.run(encoded, torch.from_numpy(state))
+    np.testing.assert_allclose(
+        policy.values(obs, state), head(features[0])[:, 0].detach(), rtol=2e-4, atol=2e-5
+    )
+    expected = trunk.head(features[0]).softmax(dim=1).detach()
+    np.testing.assert_allclose(policy.probabilities(obs, state), expected, rtol=2e-4, atol=2e-5)
+    assert not np.allclose(policy.values(obs, state), policy.values(obs), rtol=1e-3)
+    begun = policy.values(obs, state, episode_start=True)
+    np.testing.assert_allclose(begun, policy.values(obs))
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [DQN(), DQN(dueling=True), C51(v_min=-3, v_max=4), QRDQN(), R2D2(), R2D2(value_rescaling=False)],
+    ids=repr,
+)
+def test_action_values_are_the_learners(algorithm: Any) -> None:
+    spec = EnvSpec("any", (4,), "float32", DiscreteAction(3, 1))
+    policy, core = learner(algorithm, spec)
+    obs = observations(spec)
+    expected = core.action_values(obs)
+    got = policy.q_values(obs)
+    assert (got.dtype, got.shape) == (np.float32, (ROWS, 3))
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(policy.values(obs), expected.max(axis=1), rtol=1e-3, atol=1e-4)
+    assert policy.q_values(obs[0]).shape == (3,)
+    with pytest.raises(ValueError, match=r"action must be None, for .* values all actions"):
+        policy.q_values(obs, np.ones(ROWS, int))
+
+
+LEAVES = (Leaf(("arm", "angle"), "values", (2, 2)), Leaf(("action_mask",), "values", (3,)))
+
+
+def test_dicts_come_alone_in_batches_and_in_lists() -> None:
+    spec = EnvSpec("any", (7,), "float32", DiscreteAction(3), leaves=LEAVES)
+    policy, _ = learner(PPO(), spec)
+    rng = np.random.default_rng(0)
+    angle = rng.normal(size=(ROWS, 2, 2)).astype(np.float32)
+    mask = (rng.random((ROWS, 3)) < 0.5).astype(np.float32)
+    mask[:, 1] = 1
+    batch = {"arm": {"angle": angle}, "action_mask": mask}
+    listed = [{"arm": {"angle": a}, "action_mask": m} for a, m in zip(angle, mask, strict=True)]
+    probabilities = policy.probabilities(batch)
+    assert (probabilities[mask == 0] == 0).all() and np.allclose(probabilities.sum(axis=1), 1)
+    for given in (listed, [listed[0]]):
+        assert np.array_equal(policy.probabilities(given), probabilities[: len(given)])
+        assert np.array_equal(policy.values(given), policy.values(batch)[: len(given)])
+        assert np.array_equal(policy.predict(given)[0], policy.predict(batch)[0][: len(given)])
+    assert np.array_equal(policy.probabilities(listed[0]), probabilities[0])
+    values, _ = learner(DQN(), spec)
+    q = values.q_values(batch)
+    q[mask == 0] = -np.inf
+    assert np.array_equal(values.values(listed), q.max(axis=1))
+    pairs = EnvSpec("any", (2,), "float32", DiscreteAction(2), leaves=(Leaf(("0", "x"), "values", (2,)),))
+    tuples, _ = learner(PPO(), pairs)
+    assert tuples.values([{"x": np.zeros(2)}]).shape == (), "one observation of a Tuple of Dicts"
+
+
+def test_observations_by_agent_are_answered_by_agent() -> None:
+    spec = EnvSpec("any", (4,), "float32", DiscreteAction(3), agents=(Agent("left"), Agent("right")))
+    policy, _ = learner(PPO(), spec)
+    obs = observations(spec)[:2]
+    given = {"right": obs[1], "left": obs[0]}
+    for name, more in (("values", ()), ("probabilities", ()), ("log_prob", ({"left": 2, "right": 0},))):
+        by_agent = getattr(policy, name)(given, *more)
+        each = getattr(policy, name)(obs, *([[2, 0]] if more else []))
+        assert list(by_agent) == ["right", "left"]
+        assert np.array_equal(by_agent["left"], each[0]) and np.array_equal(by_agent["right"], each[1])
+    several, _ = learner(PPO(), replace(spec, action=MultiDiscreteAction((2, 3))))
+    first, second = several.probabilities(given)["right"]
+    assert (first.shape, second.shape) == ((2,), (3,))
+    assert np.array_equal(second, several.probabilities(obs)[1][1])
+
+
+WORDS = {
+    "dqn has no log_prob": (DQN(), DiscreteAction(2), "log_prob"),
+    "td3 has no log_prob": (TD3(), BOX, "log_prob"),
+    "td3 has no probabilities": (TD3(), BOX, "probabilities"),
+    "sac has no probabilities": (SAC(), BOX, "probabilities"),
+    "ppo has no q_values": (PPO(), DiscreteAction(2), "q_values"),
+    "ppo has no probabilities": (PPO(), BOX, "probabilities"),
+}
+
+
+@pytest.mark.parametrize("what", WORDS)
+def test_what_an_algorithm_lacks_is_said_with_what_it_has(what: str) -> None:
+    algorithm, action, name = WORDS[what]
+    policy, _ = learner(algorithm, EnvSpec("any", (3,), "float32", action))
+    given = (np.zeros(3), np.zeros(action.shape)) if name == "log_prob" else (np.zeros(3),)
+    with pytest.raises(ConfigurationError, match=f"{what} in ") as caught:
+        getattr(policy, name)(*given)
+    (offered,) = caught.value.facts.values()
+    assert "predict, values" in str(offered) and name not in str(offered)
+    assert caught.value.fix.startswith("use values")
+
+
+def test_a_policy_kept_without_critics_says_how_to_keep_them(tmp_path: Path) -> None:
+    for algorithm, action in ((SAC(), BOX), (PPO(), DiscreteAction(2))):
+        made, _ = learner(algorithm, EnvSpec("any", (3,), "float32", action))
+        small, whole = made.save(tmp_path / "a"), made.save(tmp_path / "b", critics=True)
+        assert small.stat().st_size < 0.6 * whole.stat().st_size
+        policy = asyncrl.load(small)
+        with pytest.raises(
+            ConfigurationError, match=f"values of {made.meta.algo} needs its critics"
+        ) as caught:
+            policy.values(np.zeros(3))
+        assert "critics=True" in caught.value.fix and "values" not in str(caught.value.facts["it has"])
+        with pytest.raises(ConfigurationError, match="needs its critics"):
+            policy.save(tmp_path / f"{made.meta.algo}.lost", critics=True)
+        assert not (tmp_path / f"{made.meta.algo}.lost").exists()
+        again = asyncrl.load(asyncrl.load(whole).save(tmp_path / "c", critics=True))
+        assert np.array_equal(again.values(np.zeros(3)), made.values(np.zeros(3)))
+    dqn, _ = learner(DQN(), EnvSpec("any", (3,), "float32", DiscreteAction(2)))
+    assert dqn.save(tmp_path / "d", critics=True).stat().st_size == dqn.save(tmp_path / "e").stat().st_size
+
+
+def test_critics_of_another_shape_are_refused(tmp_path: Path) -> None:
+    made, _ = learner(SAC(), EnvSpec("CartPole-v1", (3,), "float32", BOX))
+    path = made.save(tmp_path / "x", critics=True)
+    file = read_policy_file(path)
+    assert file.critics is not None
+    for wrong in (file.critics[:, 1:], file.critics[:1]):
+        write_policy(path, type(file)(file.meta, file.weights, critics=wrong))
+        with pytest.raises(CheckpointError, match="critics must have shape"):
+            asyncrl.load(path)
+    write_policy(path, type(file)(file.meta, file.weights, critics=file.critics[0]))
+    with pytest.raises(CheckpointError, match="critics have shape"):
+        asyncrl.load(path)
+
+
+def test_wrong_actions_are_refused() -> None:
+    policy, _ = learner(PPO(), EnvSpec("any", (3,), "float32", DiscreteAction(3, 1)))
+    with pytest.raises(
+        ValueError, match=r"action must have shape \(2,\), one for each observation, got \(3,\)"
+    ):
+        policy.log_prob(np.zeros((2, 3)), [1, 2, 3])
+    with pytest.raises(ValueError, match="action must be one of any, got 0"):
+        policy.log_prob(np.zeros(3), 0)
+    assert np.isfinite(policy.log_prob(np.zeros(3), 3))
+
+
+@pytest.mark.parametrize("case", ["sac", "td3", "ppo", "dqn", "r2d2", "ppo normalised"])
+def test_all_of_it_works_where_torch_cannot_be_imported(case: str, tmp_path: Path) -> None:
+    algorithm, action = CASES[case]
+    made, _ = learner(algorithm, EnvSpec("any", (4,), "float32", action))
+    file = made.save(tmp_path / "x.policy", critics=True)
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import asyncrl, numpy\n"
+        "policy = asyncrl.load(sys.argv[1])\n"
+        "print(*policy.values(numpy.ones((3, 4), 'f')).tolist())\n"
+    )
+    line = [sys.executable, "-c", code, str(file)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert [float(v) for v in done.stdout.split()] == made.values(np.ones((3, 4), np.float32)).tolist()
+
+
+SMALL: Any = {
+    "num_actors": 1,
+    "envs_per_actor": 2,
+    "http": "off",
+    "eval_episodes": 2,
+    "target_eval_episodes": 2,
+}
+
+
+def test_a_run_leaves_critics_in_its_results_and_checkpoints(tmp_path: Path) -> None:
+    record = SAC(learning_starts=100, batch_size=16, hidden_sizes=(8,), samples_per_insert=16.0)
+    trainer = Trainer("Pendulum-v1", record, run_dir=tmp_path / "run", eval_interval_steps=200, **SMALL)
+    result = trainer.learn(total_steps=600)
+    obs = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    assert result.best is not None
+    latest = asyncrl.load(tmp_path / "run", checkpoint="latest")
+    assert np.array_equal(latest.q_values(obs), result.policy.q_values(obs))
+    best = asyncrl.load(tmp_path / "run")
+    assert np.array_equal(best.values(obs), result.best.policy.values(obs))
+    file = tmp_path / "x.policy"
+    assert main(["export", str(tmp_path / "run"), "--policy", str(file), "--critics"]) == 0
+    assert np.array_equal(asyncrl.load(file).values(obs), best.values(obs))
+    resumed = Trainer.resume(tmp_path / "run", total_steps="+200").learn()
+    assert resumed.best is not None
+    assert resumed.best.policy.values(obs).shape == (5,)

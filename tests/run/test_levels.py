@@ -1,0 +1,128 @@
+"""Evaluations in environments of their own: another one, other keyword arguments, several levels with a figure each."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from small_records import small
+
+from asyncrl import Trainer, flat
+from asyncrl.cli.main import main
+from asyncrl.config import TrainerConfig
+from asyncrl.envs.source import EnvSource
+from asyncrl.errors import SpacesDoNotFit
+from asyncrl.show.kept_run import KeptRun
+from asyncrl.show.readout import readout
+
+QUICK: dict[str, Any] = {
+    "num_actors": 1,
+    "envs_per_actor": 2,
+    "http": "off",
+    "device": "cpu",
+    "eval_interval_steps": 200,
+    "eval_episodes": 3,
+    "target_eval_episodes": 2,
+}
+
+
+class Paid(gymnasium.Env[Any, Any]):
+    """Episodes of five steps with a constant reward; `size` is that of the observation."""
+
+    def __init__(self, reward: float = 1.0, size: int = 2) -> None:
+        self.observation_space = gymnasium.spaces.Box(-1, 1, (size,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self.reward, self.steps = reward, 0
+
+    def reset(self, **_: Any) -> Any:
+        self.steps = 0
+        return np.zeros(self.observation_space.shape, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return np.zeros(self.observation_space.shape, np.float32), self.reward, self.steps == 5, False, {}
+
+
+def trained(tmp_path: Path | None = None, **options: Any) -> Any:
+    record = small("dqn", learning_starts=50, discipline="lockstep")
+    trainer = Trainer(
+        Paid, record, run_dir=None if tmp_path is None else tmp_path / "run", **{**QUICK, **options}
+    )
+    result = trainer.learn(total_steps=300, progress=False)
+    return result, trainer
+
+
+def test_keyword_arguments_of_evaluations_lie_over_those_of_training() -> None:
+    result, trainer = trained(env_kwargs={"reward": 2.0}, eval_env_kwargs={"reward": 3.0})
+    assert [evaluation.return_mean for evaluation in result.evaluations] == [15.0, 15.0]
+    assert result.summary["episodes_return_mean"] == 10.0 and result.evaluation.level_returns == {}
+    assert trainer.config.eval_env_kwargs == {"reward": 3.0}
+
+
+def test_another_environment_is_evaluated_in() -> None:
+    result, trainer = trained(eval_env=partial(Paid, -1.0), env_kwargs={"reward": 2.0})
+    assert result.evaluation.return_mean == -5.0 and "Paid" in trainer.config.eval_env
+
+
+def test_every_level_has_its_figure(tmp_path: Path) -> None:
+    levels = {"easy": {"reward": 4.0}, "hard": {"reward": 1.0}}
+    result, trainer = trained(tmp_path, eval_levels=levels)
+    for evaluation in result.evaluations:
+        assert evaluation.level_returns == {"easy": 20.0, "hard": 5.0}
+        assert (evaluation.return_mean, evaluation.return_std) == (12.5, 7.5)
+    first, final = result.evaluations
+    assert (first.episodes, final.episodes) == (6, 4), "so many of each level"
+    assert flat(final)["eval/mean_reward/easy"] == 20.0
+    snapshot = trainer.snapshot()
+    assert snapshot is not None and snapshot.metrics["eval/mean_reward/hard"] == 5.0
+    assert ("levels", "easy 20, hard 5") in [(f.label, f.value) for f in readout(snapshot).learning]
+    run = tmp_path / "run"
+    assert json.loads((run / "summary.json").read_text())["eval"]["level_returns"] == {
+        "easy": 20.0,
+        "hard": 5.0,
+    }
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["eval/mean_reward/hard"] for line in lines if "eval/mean_reward" in line] == [5.0, 5.0]
+    assert [value for _, value in KeptRun(run).evaluations] == [12.5, 12.5]
+
+    resumed = Trainer.resume(run, "+200", eval_levels={"easy": {"reward": 4.0}, "new": {"reward": 0.0}})
+    more = resumed.learn(progress=False)
+    assert [e.level_returns for e in more.evaluations[:2]] == [{"easy": 20.0, "hard": 5.0}] * 2
+    assert more.evaluation.level_returns == {"easy": 20.0, "new": 0.0}
+
+
+def test_a_factory_of_evaluations_is_kept_for_a_resumed_run(tmp_path: Path) -> None:
+    trained(tmp_path, eval_env=lambda: Paid(7.0), eval_env_kwargs={})
+    resumed = Trainer.resume(tmp_path / "run", "+200").learn(progress=False)
+    assert resumed.evaluation is not None and resumed.evaluation.return_mean == 35.0
+
+
+def test_an_environment_with_other_spaces_is_refused_before_training() -> None:
+    with pytest.raises(SpacesDoNotFit, match=r"cannot evaluate a policy of .*observation differ"):
+        trained(eval_env_kwargs={"size": 3})
+
+
+def test_levels_are_texts_on_the_command_line() -> None:
+    config = TrainerConfig(env="x", algo="dqn", eval_levels=["hard:{'gravity': -12.0}"])  # type: ignore[arg-type]
+    assert config.eval_levels == {"hard": {"gravity": -12.0}}
+    with pytest.raises(ValueError, match="eval_levels must have keyword arguments for hard, got 3"):
+        TrainerConfig(env="x", algo="dqn", eval_levels={"hard": 3})
+
+
+def test_a_source_without_other_environments_is_evaluated_in_itself() -> None:
+    source = EnvSource.from_user("CartPole-v1")
+    assert source.evaluated_in(None, {}, {}) is source
+    (named,) = source.evaluated_in(None, {"sutton_barto_reward": True}, {}).levels
+    assert named[0] == "" and named[1].kind == "changed"
+
+
+def test_eval_takes_keyword_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained(tmp_path)
+    for arguments, mean in (([], 5.0), (["--env-kwargs", "reward:9"], 45.0)):
+        assert main(["eval", str(tmp_path / "run"), "--episodes", "2", "--json", *arguments]) == 0
+        assert json.loads(capsys.readouterr().out)["return_mean"] == mean

@@ -1,0 +1,149 @@
+"""Datasets read into a ring: every step in its place, and clear errors for what does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import h5py
+import numpy as np
+import pytest
+from datasets import write_dataset
+from gymnasium import spaces
+
+from asyncrl import errors
+from asyncrl.envs.packing import packed
+from asyncrl.envs.source import EnvSource, describe
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Agent
+from asyncrl.storage.dataset import dataset_id, open_dataset, read_dataset
+
+minari = pytest.importorskip("minari")
+
+
+class Walk(gymnasium.Env[Any, Any]):
+    """Dict observations of a walk; episodes of 2, 3 and 4 steps, each third one is truncated."""
+
+    observation_space = spaces.Dict({"at": spaces.Box(-99, 99, (2,)), "cell": spaces.Discrete(9, start=1)})
+    action_space = spaces.Box(-2.0, 4.0, (1, 2))
+    episode = -1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.episode, self.step_ = self.episode + 1, 0
+        return self.seen(), {}
+
+    def seen(self) -> Any:
+        return {"at": np.array((self.episode, self.step_), np.float32), "cell": np.int64(1 + self.step_)}
+
+    def step(self, action: Any) -> Any:
+        self.step_ += 1
+        ends = self.step_ == 2 + self.episode % 3
+        cut = self.episode % 3 == 2
+        return self.seen(), 10.0 * self.episode + self.step_, ends and not cut, ends and cut, {}
+
+
+def rows_of(obs: Any) -> Any:
+    return packed(Walk())._packed(obs)
+
+
+@pytest.fixture
+def walk(tmp_path: Path) -> Path:
+    return write_dataset(
+        tmp_path / "walk",
+        Walk,
+        lambda obs, rng: rng.uniform(-2, 4, (1, 2)).astype(np.float32),
+        steps=30,
+        stored=rows_of,
+    )
+
+
+def test_every_step_is_in_the_ring(walk: Path) -> None:
+    spec = describe(EnvSource.from_user(Walk))
+    segment, ring = read_dataset(str(walk), spec, ahead=3)
+    with segment:
+        at = 0
+        for number, episode in enumerate(minari.MinariDataset(str(walk / "data"))):
+            steps = len(episode)
+            for step in range(steps + 1):
+                assert ring.obs[0, at + step, :2].tolist() == [number, step]
+                assert ring.obs[0, at + step, 2:].argmax() == step and ring.obs[0, at + step, 2:].sum() == 1
+            np.testing.assert_array_equal(ring.action[0, at : at + steps], episode.actions)
+            np.testing.assert_array_equal(ring.reward[0, at : at + steps], episode.rewards)
+            last = TRUNCATED if number % 3 == 2 else TERMINATED
+            assert ring.flags[0, at : at + steps + 1].tolist() == [0] * (steps - 1) + [last, RESET]
+            at += steps + 1
+        assert ring.published() == ring.granted == at + 3 and (ring.flags[0, at : at + 3] == RESET).all()
+        steps = np.count_nonzero(ring.flags[0, :at] & RESET == 0)
+        assert not ring.incarnation.any() and ring.statistics().env_steps == steps >= 30
+        del ring
+
+
+def test_a_dataset_is_found_by_folder_data_and_name(walk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(walk.parent))
+    for name in (str(walk), str(walk / "data"), "walk"):
+        assert open_dataset(name).total_episodes > 5
+
+
+class OtherActions(Walk):
+    """The same with another upper bound."""
+
+    action_space = spaces.Box(-2.0, 3.0, (1, 2))
+
+
+class OtherCells(Walk):
+    """The same with cells that count from 0."""
+
+    observation_space = spaces.Dict({"at": spaces.Box(-99, 99, (2,)), "cell": spaces.Discrete(10)})
+
+
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        ("CartPole-v1", "another observation space than CartPole-v1"),
+        (OtherActions, "another action space than OtherActions"),
+        (OtherCells, "another observation space than OtherCells"),
+    ],
+)
+def test_other_spaces_are_refused(env: Any, text: str, walk: Path) -> None:
+    with pytest.raises(errors.SpacesDoNotFit, match=text) as refused:
+        read_dataset(str(walk), describe(EnvSource.from_user(env)), ahead=1)
+    assert {"of the dataset", "of the environment"} <= refused.value.facts.keys()
+
+
+def test_no_dataset_an_empty_and_a_damaged_one(
+    walk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "own"))
+    with pytest.raises(
+        errors.ConfigurationError, match=r"there is no dataset in .*nowhere: it has no data/metadata"
+    ):
+        open_dataset(str(tmp_path / "nowhere"))
+    spec = describe(EnvSource.from_user(Walk))
+    with h5py.File(walk / "data" / "main_data.hdf5", "a") as file:
+        file["episode_2"]["rewards"][1] = np.nan
+    with pytest.raises(
+        errors.ConfigurationError, match=r"a reward of the dataset .* is NaN or infinite"
+    ) as refused:
+        read_dataset(str(walk), spec, ahead=1)
+    assert refused.value.facts["episode"] == 2
+    with h5py.File(walk / "data" / "main_data.hdf5", "a") as file:
+        del file["episode_1"]
+    with pytest.raises(errors.ConfigurationError, match=r"the dataset .* cannot be read: .*episode_1"):
+        read_dataset(str(walk), spec, ahead=1)
+    write_dataset(tmp_path / "empty", Walk, steps=0, stored=rows_of)
+    with pytest.raises(errors.ConfigurationError, match=r"the dataset .* is empty"):
+        read_dataset(str(tmp_path / "empty"), spec, ahead=1)
+
+
+def test_names_of_datasets(tmp_path: Path) -> None:
+    assert dataset_id(tmp_path / "hopper-medium-v2") == "hopper-medium-v2"
+    assert dataset_id(tmp_path / "my data") == "my-data-v0"
+
+
+def test_several_agents_are_refused(walk: Path) -> None:
+    spec = dataclasses.replace(describe(EnvSource.from_user(Walk)), agents=(Agent("a"), Agent("b")))
+    with pytest.raises(
+        errors.SpacesDoNotFit, match="has 2 agents, and an episode of a Minari dataset has one"
+    ):
+        read_dataset(str(walk), spec, ahead=1)

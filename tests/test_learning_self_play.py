@@ -1,0 +1,61 @@
+"""Self-play learns a small game: four by four, three in a line wins.
+
+It is measured against players that it never meets in training: a random one, against which random moves win 0.5 of the
+games, and one that wins at once where it can and else keeps the other from it, against which they win 0.08.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncrl import PPO, Trainer
+from benchmarks.learning.connect_four import look_ahead_player, random_player, win_rate
+
+pytestmark = pytest.mark.slow
+GAME: dict[str, Any] = {"rows": 4, "columns": 4, "length": 3}
+
+
+def rates_of(policy: Any) -> tuple[float, float]:
+    """Win rates against a random player and against the one with look-ahead."""
+    return win_rate(policy, random_player, 300, 2), win_rate(
+        policy, partial(look_ahead_player, length=3), 300, 1
+    )
+
+
+def test_a_policy_that_plays_against_its_past_beats_players_that_it_has_never_met() -> None:
+    """In lockstep, so that its numbers are always the same: 0.84 and 0.21."""
+    algorithm = PPO(
+        discipline="lockstep",
+        hidden_sizes=(64, 64),
+        learning_rate=2e-3,
+        gamma=0.95,
+        segment_length=32,
+        minibatch_size=256,
+        epochs=4,
+        ent_coef=0.01,
+    )
+    trainer = Trainer(
+        "asyncrl/ConnectFour-v0",
+        algorithm,
+        env_kwargs=GAME,
+        self_play="prioritized",
+        self_play_interval=100,
+        num_actors=1,
+        envs_per_actor=16,
+        eval_interval_steps=None,
+        target_eval_episodes=2,
+        http="off",
+        seed=1,
+    )
+    result = trainer.learn(total_steps=60_000)
+    against_random, ahead = rates_of(result.policy)
+    assert against_random >= 0.75 and ahead >= 0.15
+    last = trainer.snapshot()
+    assert last is not None and last.elo > 1300 and len(last.opponents) > 10
+    result.policy.policy.load_weights(np.zeros_like(result.policy.weights))
+    against_random, ahead = rates_of(result.policy)
+    assert against_random < 0.7 and ahead < 0.12, "the bars tell learning from none"

@@ -1,0 +1,219 @@
+"""Runs on a dataset alone, and with demonstrations beside the actors' steps."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from datasets import write_dataset
+from resume_rig import numbers
+
+from asyncrl import BC, DQN, IQL, PPO, R2D2, TD3BC, Trainer, errors, load
+from asyncrl.cli.main import main
+
+pytest.importorskip("minari")
+
+RUN: dict[str, Any] = {"http": "off", "seed": 3, "eval_episodes": 2, "target_eval_episodes": 2}
+LOCKSTEP = DQN(
+    discipline="lockstep",
+    prioritized=True,
+    n_step=3,
+    learning_starts=100,
+    batch_size=32,
+    hidden_sizes=(16,),
+    beta_end=0.4,
+    replay_capacity=512,
+)
+
+
+class Reach(gymnasium.Env[Any, Any]):
+    """A point is moved towards 0.5; the reward is minus the distance, an episode has eight steps."""
+
+    observation_space = gymnasium.spaces.Box(-2, 2, (1,))
+    action_space = gymnasium.spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.at, self.steps = self.np_random.uniform(-1, 1, 1).astype(np.float32), 0
+        return self.at, {}
+
+    def step(self, action: Any) -> Any:
+        self.at, self.steps = np.clip(self.at + 0.5 * action, -2, 2).astype(np.float32), self.steps + 1
+        return self.at, -float(abs(self.at[0] - 0.5)), False, self.steps == 8, {}
+
+
+def anything(obs: Any, rng: np.random.Generator) -> Any:
+    """Uniformly random actions: imitation alone learns nothing."""
+    return rng.uniform(-1, 1, 1).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def balanced(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_dataset(tmp_path_factory.mktemp("sets") / "balanced", steps=1_500))
+
+
+@pytest.fixture(scope="module")
+def random_reach(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_dataset(tmp_path_factory.mktemp("sets") / "reach", Reach, anything, steps=4_000))
+
+
+def test_a_step_is_an_update(balanced: str, tmp_path: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    trainer = Trainer(
+        "CartPole-v1",
+        BC(hidden_sizes=(16,)),
+        dataset=balanced,
+        run_dir=tmp_path / "run",
+        eval_interval_steps=100,
+        **RUN,
+    )
+    result = trainer.learn(total_steps=350, on_snapshot=lambda s: steps.append((s.env_steps, s.updates)))
+    assert result.stop_reason == "total_steps" and all(taken == made for taken, made in steps)
+    assert result.summary["env_steps"] == result.summary["updates"] == 350
+    assert [evaluation.env_steps for evaluation in result.evaluations] == [100, 200, 300, 350]
+    assert result.summary["episodes"] == 0 and not trainer.snapshot().actors  # type: ignore[union-attr]
+    assert result.summary["samples_per_insert"] == {"target": None, "achieved": 0}
+    policy = load(tmp_path / "run", checkpoint="latest")
+    assert policy.predict(np.zeros(4, np.float32))[0] in (0, 1)
+
+
+CONSTANT = partial(IQL, actor_learning_rate_schedule="constant")  # a cosine runs over all steps of a run
+
+
+@pytest.mark.parametrize("record", [BC, TD3BC, CONSTANT], ids=["bc", "td3bc", "iql"])
+def test_half_and_half_is_a_whole(record: Any, random_reach: str, tmp_path: Path) -> None:
+    def trainer(folder: Path | None) -> Trainer:
+        return Trainer(
+            Reach,
+            record(hidden_sizes=(8,), batch_size=32),
+            dataset=random_reach,
+            run_dir=folder,
+            eval_interval_steps=40,
+            **RUN,
+        )
+
+    trainer(tmp_path / "run").learn(total_steps=100)
+    second = Trainer.resume(tmp_path / "run", "+100")
+    assert second.resumed_from[1:] == (), "nothing begins anew"
+    resumed = second.learn()
+    first = trainer(None)
+    expected = numbers(first, first.learn(total_steps=200))
+    found = numbers(second, resumed)
+    assert found == expected
+
+
+def test_another_dataset_is_refused_when_a_run_goes_on(balanced: str, tmp_path: Path) -> None:
+    trainer = Trainer("CartPole-v1", BC(hidden_sizes=(8,)), dataset=balanced, run_dir=tmp_path / "run", **RUN)
+    trainer.learn(total_steps=10)
+    with pytest.raises(errors.ConfigurationError, match="dataset may not change when a run goes on"):
+        Trainer.resume(tmp_path / "run", 20, dataset=str(tmp_path / "other"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("record", "lowest", "most"),
+    [
+        # The best policy reaches about -0.6, a random one -5.
+        (TD3BC(hidden_sizes=(32,), batch_size=64, learning_rate=3e-3, tau=0.05, alpha=10.0), -1.2, 0.0),
+        (
+            IQL(
+                hidden_sizes=(32,),
+                batch_size=64,
+                learning_rate=3e-3,
+                tau=0.05,
+                expectile=0.9,
+                inverse_temperature=10.0,
+            ),
+            -1.6,
+            0.0,
+        ),
+        (BC(hidden_sizes=(32,), batch_size=64, learning_rate=3e-3), -20.0, -2.5),
+    ],
+    ids=["td3bc", "iql", "bc"],
+)
+def test_better_than_the_random_actions_of_the_dataset(
+    record: Any, lowest: float, most: float, random_reach: str
+) -> None:
+    """Imitation of random actions stays bad; a wrong expectile, weight or scale does not pass the bar."""
+    result = Trainer(
+        Reach, record, dataset=random_reach, eval_interval_steps=None, **RUN | {"target_eval_episodes": 50}
+    ).learn(total_steps=1_500)
+    assert result.evaluation is not None and lowest <= result.evaluation.return_mean <= most
+
+
+@pytest.mark.slow
+def test_a_good_policy_is_cloned(balanced: str) -> None:
+    record = BC(hidden_sizes=(64,), batch_size=128, learning_rate=3e-3)
+    result = Trainer(
+        "CartPole-v1",
+        record,
+        dataset=balanced,
+        eval_interval_steps=None,
+        **RUN | {"target_eval_episodes": 20},
+    ).learn(total_steps=1_000)
+    assert result.evaluation is not None and result.evaluation.return_mean > 300
+
+
+def test_what_the_data_of_a_run_must_be(balanced: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match=r"^dataset must be given for bc, which learns from one alone"):
+        Trainer("CartPole-v1", BC())
+    with pytest.raises(
+        ValueError, match=r"^dataset must be none for dqn, .*bc, iql, td3bc, or give demonstrations"
+    ):
+        Trainer("CartPole-v1", DQN(), dataset=balanced)
+    for record in (PPO(), R2D2()):
+        with pytest.raises(
+            ValueError, match=rf"^demonstrations must be none for {record.name}, which has no replay"
+        ):
+            Trainer("CartPole-v1", record, demonstrations=balanced)
+    with pytest.raises(ValueError, match=r"^demonstrations must be none with groups=2"):
+        Trainer("CartPole-v1", DQN(), demonstrations=balanced, groups=2)
+    with pytest.raises(ValueError, match=r"^replay_device must be cpu with demonstrations, got auto"):
+        Trainer("CartPole-v1", DQN(replay_device="auto"), demonstrations=balanced)
+    with pytest.raises(errors.SpacesDoNotFit, match="another observation space than Acrobot-v1"):
+        Trainer("Acrobot-v1", BC(), dataset=balanced, **RUN).learn(total_steps=10)
+    assert main(["train", "CartPole-v1", "--algo", "bc", "--run-dir", "none"]) == 2
+    assert "argument --dataset: dataset must be given for bc" in capsys.readouterr().err
+
+
+# ---- demonstrations -------------------------------------------------------------------------------------------------
+
+
+def shown(folder: Path | None, dataset: str, **options: Any) -> Trainer:
+    return Trainer(
+        "CartPole-v1",
+        LOCKSTEP,
+        demonstrations=dataset,
+        demonstration_fraction=0.25,
+        num_actors=2,
+        envs_per_actor=2,
+        run_dir=folder,
+        save_replay_buffer=folder is not None,
+        eval_interval_steps=300,
+        **{**RUN, **options},
+    )
+
+
+def test_runs_with_demonstrations_are_equal_and_resumed_exactly(balanced: str, tmp_path: Path) -> None:
+    first = shown(tmp_path / "run", balanced)
+    first.learn(total_steps=400)
+    second = Trainer.resume(tmp_path / "run", 800)
+    assert len(second.resumed_from) == 1
+    found = numbers(second, second.learn())
+    whole = shown(None, balanced)
+    assert found == numbers(whole, whole.learn(total_steps=800))
+    without = Trainer("CartPole-v1", LOCKSTEP, num_actors=2, envs_per_actor=2, eval_interval_steps=300, **RUN)
+    assert numbers(without, without.learn(total_steps=800)) != found
+
+
+def test_a_run_goes_on_with_its_own_demonstrations_only(balanced: str, tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "shown", steps=600)
+    shown(tmp_path / "run", str(folder)).learn(total_steps=200)
+    folder.rename(tmp_path / "before")
+    write_dataset(folder, steps=600, seed=5)
+    with pytest.raises(errors.CheckpointError, match="the dataset must be the one that the run began with"):
+        Trainer.resume(tmp_path / "run", 400).learn()

@@ -1,0 +1,155 @@
+"""Several runs side by side: each as if it were alone, and one that fails or dies does not end the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from small_records import small
+from waiting import PATIENCE_SECONDS, wait_until
+
+import asyncrl.trainer.run_pool as run_pool
+from asyncrl import Trainer, train_seeds
+from asyncrl.config import TrainerConfig
+from asyncrl.errors import EnvironmentRaised, ResourceError, UnknownEnvironment
+from asyncrl.trainer.arguments import seeds_from
+from asyncrl.trainer.run_pool import Ended, Progressed, RunPool, Started, runs_at_once
+from asyncrl.trainer.seeds import jobs, train_all
+
+QUICK: Mapping[str, Any] = {
+    "num_actors": 1,
+    "envs_per_actor": 4,
+    "total_steps": 600,
+    "target_eval_episodes": 2,
+    "http": "off",
+    "device": "cpu",
+}
+
+
+def lockstep() -> Any:
+    return small("dqn", discipline="lockstep", learning_starts=100)
+
+
+class Fails(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Fails in its third episode where it is seeded with an odd number at first."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.episodes = 0
+        self.fails = "ASYNCRL_TEST_FAILS" in os.environ
+
+    def reset(self, **options: Any) -> Any:
+        self.episodes += 1
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        if self.episodes > 2 and self.fails:
+            raise RuntimeError("third episode")
+        return super().step(action)
+
+
+def test_runs_side_by_side_are_those_that_each_seed_has_alone(tmp_path: Path) -> None:
+    found = train_seeds("CartPole-v1", lockstep(), seeds=[3, 4, 5], at_once=2, run_dir=tmp_path, **QUICK)
+    assert list(found.results) == [3, 4, 5] and not found.errors
+    alone = Trainer("CartPole-v1", lockstep(), seed=4, **QUICK).learn()
+    assert np.array_equal(found.results[4].policy.weights, alone.policy.weights)
+    assert not np.array_equal(found.results[5].policy.weights, alone.policy.weights)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s3", "s4", "s5"]
+    assert alone.evaluation is not None and found.finals[1] == alone.evaluation.return_mean
+    assert found.mean is not None and found.mean.value == found.finals.mean()
+    lines = repr(found).splitlines()
+    assert [line.split(maxsplit=2)[:2] for line in lines[:3]] == [["seed", "3"], ["seed", "4"], ["seed", "5"]]
+    assert f"final return {alone.evaluation.return_mean:.1f} +/- " in lines[1]
+    assert lines[3].startswith(f"final return  mean {found.finals.mean():.1f} [")
+
+
+def test_a_worker_that_dies_ends_its_run_alone_and_is_replaced(tmp_path: Path) -> None:
+    trainer = Trainer("CartPole-v1", lockstep(), **{**QUICK, "total_steps": 100_000})
+    made = jobs(trainer, {0: tmp_path / "s0"}) | jobs(
+        Trainer("CartPole-v1", lockstep(), **QUICK), {1: None, 2: None}
+    )
+    ends: dict[int, Ended] = {}
+    with RunPool() as pool:
+        for event in train_all(pool, made, at_once=1):
+            if isinstance(event, Progressed) and event.key == 0 and event.snapshot.env_steps:
+                os.kill(pool._busy[0]._process.pid, signal.SIGKILL)
+            if isinstance(event, Ended):
+                ends[event.key] = event
+    assert isinstance(ends[0].error, ResourceError) and "was killed by SIGKILL" in str(ends[0].error)
+    assert ends[1].result is not None and ends[2].result is not None
+
+
+def test_stop_ends_every_run_with_its_checkpoint_and_begins_no_other(tmp_path: Path) -> None:
+    trainer = Trainer("CartPole-v1", lockstep(), **{**QUICK, "total_steps": None})
+    ends: dict[int, Ended] = {}
+    learning: set[int] = set()
+    with RunPool() as pool:
+        for event in train_all(pool, jobs(trainer, {s: tmp_path / f"s{s}" for s in range(3)}), at_once=2):
+            if isinstance(event, Progressed) and event.snapshot.updates:
+                learning.add(event.key)
+            if learning == {0, 1}:
+                pool.stop("interrupted")
+            if isinstance(event, Ended):
+                ends[event.key] = event
+    assert sorted(ends) == [0, 1], "the third was not begun"
+    assert all(e.result is not None and e.result.stop_reason == "interrupted" for e in ends.values())
+    assert all((tmp_path / f"s{seed}" / "checkpoints" / "latest").exists() for seed in (0, 1))
+
+
+def test_an_environment_that_fails_ends_its_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Trainer(Fails, lockstep(), **QUICK)
+    monkeypatch.setenv("ASYNCRL_TEST_FAILS", "1")  # of the first worker, which is not used again
+    ends = {}
+    with RunPool() as pool:
+        for event in train_all(pool, jobs(whole, {0: None, 1: None}), at_once=1):
+            monkeypatch.delenv("ASYNCRL_TEST_FAILS", raising=False)
+            if isinstance(event, Ended):
+                ends[event.key] = event
+    assert isinstance(ends[0].error, EnvironmentRaised) and "third episode" in str(ends[0].error)
+    assert ends[1].error is None
+
+
+def test_the_callers_error_ends_all_and_is_raised() -> None:
+    with pytest.raises(UnknownEnvironment):
+        train_seeds("Nowhere-v0", lockstep(), seeds=3, at_once=1, **QUICK)
+
+
+def test_a_run_has_its_page() -> None:
+    trainer = Trainer("CartPole-v1", lockstep(), **{**QUICK, "http": "auto"})
+    with RunPool() as pool:
+        pages = [e.page for e in train_all(pool, jobs(trainer, {0: None}), 1) if isinstance(e, Started)]
+    assert len(pages) == 1 and pages[0] is not None and "#token=" in pages[0]
+
+
+def test_a_worker_that_died_while_idle_is_noticed() -> None:
+    made = jobs(Trainer("CartPole-v1", lockstep(), **QUICK), {0: None, 1: None})
+    with RunPool() as pool:
+        list(train_all(pool, {0: made[0]}, 1))
+        (worker,) = pool._idle
+        os.kill(worker._process.pid, signal.SIGKILL)
+        wait_until(lambda: worker.closed, "its connection is closed")
+        pool.begin(1, made[1])
+        event = pool.wait(PATIENCE_SECONDS)
+    assert isinstance(event, Ended) and isinstance(event.error, ResourceError)
+
+
+@pytest.mark.parametrize(("cores", "actors", "runs"), [(1, 1, 1), (2, 1, 1), (4, 1, 2), (9, 2, 3), (4, 8, 1)])
+def test_as_many_runs_as_there_are_cores_for(
+    cores: int, actors: int, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_pool, "usable_cores", lambda: cores)
+    assert runs_at_once(TrainerConfig(env="x", algo="dqn", num_actors=actors)) == runs
+
+
+def test_seeds_are_counted_or_given() -> None:
+    assert seeds_from(7, 3) == (7, 8, 9)
+    assert seeds_from(7, [1, 5]) == (1, 5)
+    for wrong in (0, [], [1, 1], [-1]):
+        with pytest.raises(ValueError, match="seeds must be"):
+            seeds_from(0, wrong)

@@ -1,0 +1,317 @@
+"""The search, over runs that are arithmetic: draws, pruning, choice, and that an interruption changes nothing."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("optuna")
+
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.algorithms.search_spaces import Choices, Interval, SearchSpace
+from asyncrl.config import TrainerConfig
+from asyncrl.envs.source import EnvSource
+from asyncrl.errors import ConfigurationError, EnvironmentRaised, TrainingDiverged
+from asyncrl.storage.config_file import read_config
+from asyncrl.trainer.channel import Job
+from asyncrl.trainer.run_pool import Ended, Event, Progressed
+from asyncrl.tuning.search import FINALISTS, Search, value_of
+from asyncrl.tuning.study import RANDOM_TRIALS
+from asyncrl.tuning.trial_options import config_of_trials
+
+STEPS = 100
+SPACE = SearchSpace(
+    {
+        "gamma": Interval(0.5, 0.99),
+        "batch_size": Interval(16, 256, log=True, whole=True),
+        "hidden_sizes": Choices(("64,64", "32,32")),
+    }
+)
+
+
+def quality(job: Job) -> float:
+    """Return of a run in the end: the best at gamma 0.8 and 64 units; a seed adds a little."""
+    algorithm: Any = job.algorithm
+    return (
+        -100 * abs(algorithm.gamma - 0.8)
+        - 5 * (algorithm.hidden_sizes == (32, 32))
+        + job.config.seed % 7 * 0.1
+    )
+
+
+class Runs:
+    """Stands for a `RunPool`: runs with ten evaluations each, whose events come in an order that the test chooses."""
+
+    def __init__(self, newest_first: bool = False, errors: Mapping[str, BaseException] | None = None) -> None:
+        self.stop_reason: str | None = None
+        self.began: list[str] = []
+        self.evaluated: dict[str, int] = {}
+        self.most = 0
+        self._events: dict[int, deque[Event]] = {}
+        self._newest_first, self._errors = newest_first, errors or {}
+        self._names: dict[int, str] = {}
+        self._files: dict[int, tuple[Path, list[tuple[int, float]]]] = {}
+
+    def begin(self, key: int, job: Job) -> None:
+        folder = Path(str(job.config.run_dir))
+        folder.mkdir(parents=True)
+        name = folder.name
+        self.began.append(name)
+        self._names[key] = name
+        returns = [(STEPS * n // 10, quality(job) - (10 - n)) for n in range(1, 11)]
+        evaluations = tuple(SimpleNamespace(env_steps=s, return_mean=r) for s, r in returns)
+        events: list[Any] = [
+            Progressed(key, SimpleNamespace(evaluations=evaluations[:n])) for n in range(1, 11)
+        ]
+        if name in self._errors:
+            events[3:] = [Ended(key, None, self._errors[name])]
+        else:
+            events.append(self._end(key, evaluations, "total_steps"))
+            self._files[key] = folder, returns
+        self._events[key] = deque(events)
+        self.most = max(self.most, len(self._events))
+
+    @staticmethod
+    def _end(key: int, evaluations: Any, reason: str) -> Ended:
+        state = "finished" if reason == "total_steps" else reason
+        made: Any = SimpleNamespace(
+            evaluations=evaluations,
+            evaluation=evaluations[-1] if evaluations else None,
+            stop_reason=reason,
+            summary={"state": state},
+        )
+        return Ended(key, made, None)
+
+    @staticmethod
+    def _keep(folder: Path, returns: list[tuple[int, float]]) -> None:
+        lines = [
+            {"eval/mean_reward": value, "eval/total_timesteps": steps, "time/total_timesteps": steps}
+            for steps, value in returns
+        ]
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        summary = {"state": "finished", "eval": {"return_mean": returns[-1][1]}}
+        (folder / "summary.json").write_text(json.dumps(summary))
+
+    def wait(self) -> Event:
+        key = max(self._events) if self._newest_first else min(self._events)
+        event = self._events[key].popleft()
+        if isinstance(event, Progressed):
+            self.evaluated[self._names[key]] = len(event.snapshot.evaluations)
+        else:
+            del self._events[key]
+            if event.result is not None and event.result.stop_reason == "total_steps":
+                self._keep(*self._files[key])
+        return event
+
+    def stop_run(self, key: int, reason: str = "stopped") -> None:
+        seen = self.evaluated.get(self._names[key], 0)
+        evaluations = tuple(SimpleNamespace(env_steps=STEPS * n, return_mean=0.0) for n in range(seen))
+        self._events[key] = deque([self._end(key, evaluations, reason)])
+
+    def stop(self, reason: str) -> None:
+        self.stop_reason = reason
+        for key in list(self._events):
+            self.stop_run(key, reason)
+
+
+def job(**options: Any) -> Job:
+    config = config_of_trials(TrainerConfig(env="CartPole-v1", algo="dqn", total_steps=STEPS), SPACE, set())
+    algorithm = ALGORITHMS["dqn"](gamma=0.6, batch_size=64, **options)
+    return Job(config, algorithm, EnvSource.from_user("CartPole-v1"))
+
+
+def search(folder: Path, trials: int = 20, at_once: int = 2, **options: Any) -> Search:
+    return Search(folder, job(), SPACE, trials=trials, at_once=at_once, **{"held_out_seeds": 3, **options})
+
+
+def searched(folder: Path, pool: Runs | None = None, **options: Any) -> Any:
+    with search(folder, **options) as made:
+        for _ in made.run(pool or Runs()):  # type: ignore[arg-type]
+            pass
+        return made.result()
+
+
+def drawn(found: Any) -> list[Any]:
+    return [(t.number, dict(t.options), t.state, t.value) for t in found.trials]
+
+
+def test_it_finds_what_is_better_and_compares_it_on_new_seeds(tmp_path: Path) -> None:
+    pool = Runs()
+    found = searched(tmp_path, pool)
+    assert found.trial > 0 and abs(found.algorithm.gamma - 0.8) < 0.1
+    assert found.algorithm.hidden_sizes == (64, 64) and type(found.algorithm.batch_size) is int
+    assert found.held_out.seeds == (1000, 1001, 1002)
+    expected = [
+        quality(Job(job().config, found.algorithm, None)) + seed % 7 * 0.1 for seed in (1000, 1001, 1002)
+    ]
+    assert found.held_out.best == pytest.approx(expected)
+    assert found.held_out.default == pytest.approx([-20 + seed % 7 * 0.1 for seed in (1000, 1001, 1002)])
+    assert found.held_out.difference.low > 0 and "(95 % bootstrap): better" in repr(found)
+    assert pool.most == 2, "as many at a time as asked for"
+    assert pool.began[0] == "trial-000" and pool.began[-6:] == [
+        f"{name}-s{seed}" for seed in (1000, 1001, 1002) for name in ("best", "default")
+    ]
+    assert len([name for name in pool.began if name.startswith("finalist")]) == 2 * FINALISTS
+
+
+def test_trial_0_has_the_options_to_beat_and_the_first_trials_are_drawn_evenly(tmp_path: Path) -> None:
+    found = searched(tmp_path, trials=1)
+    assert (found.trial, found.held_out, dict(found.options)) == (0, None, {})
+    assert found.algorithm == job().algorithm
+    assert "none is better than the default" in repr(found)
+    more = searched(tmp_path / "more", trials=RANDOM_TRIALS)
+    gammas = [t.options["gamma"] for t in more.trials[1:]]
+    assert len(set(gammas)) == RANDOM_TRIALS - 1 and max(gammas) - min(gammas) > 0.2
+
+
+def test_the_order_in_which_runs_end_changes_nothing(tmp_path: Path) -> None:
+    first = searched(tmp_path / "a", Runs())
+    second = searched(tmp_path / "b", Runs(newest_first=True))
+    assert drawn(first) == drawn(second)
+    assert first.trial == second.trial and first.held_out == second.held_out
+
+
+def test_an_interrupted_search_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    whole = searched(tmp_path / "whole")
+    for stops_after in (3, 40, 90, 130):
+        pool = Runs()
+        with search(tmp_path / "parts") as made:
+            for count, _ in enumerate(made.run(pool)):  # type: ignore[arg-type]
+                if count == stops_after:
+                    pool.stop("interrupted")
+    parts = searched(tmp_path / "parts")
+    assert drawn(parts) == drawn(whole)
+    assert (parts.trial, parts.held_out) == (whole.trial, whole.held_out)
+    assert (tmp_path / "parts" / "best.toml").read_text() == (tmp_path / "whole" / "best.toml").read_text()
+    again = Runs()
+    assert searched(tmp_path / "parts", again).held_out == whole.held_out and again.began == []
+
+
+def test_a_trial_that_falls_behind_the_trials_it_knows_is_pruned(tmp_path: Path) -> None:
+    pool = Runs()
+    found = searched(tmp_path, pool, trials=30)
+    pruned = [t for t in found.trials if t.state == "pruned"]
+    assert pruned, "some are worse than the median"
+    for trial in pruned:
+        assert pool.evaluated[f"trial-{trial.number:03}"] == len(trial.evaluations) < 10
+        assert len(trial.evaluations) >= 3 and trial.value == max(trial.evaluations)
+        known = [t for t in found.trials[: trial.number - 1] if t.state == "complete"]
+        at_that_time = sorted(max(t.evaluations[: len(trial.evaluations)]) for t in known)
+        assert len(known) >= 4 and max(trial.evaluations) < at_that_time[(len(known)) // 2]
+    tags = json.loads((tmp_path / f"trial-{pruned[0].number:03}" / "labels.json").read_text())
+    assert tags == {"tags": ["trial", "pruned"]}
+
+
+def test_seconds_only_limit_the_number_of_trials(tmp_path: Path) -> None:
+    found = searched(tmp_path, max_seconds=1e-9, trials=5)
+    assert [(trial.number, trial.state) for trial in found.trials] == [(0, "complete")]
+
+
+def test_best_is_a_file_for_config(tmp_path: Path) -> None:
+    found = searched(tmp_path)
+    tables = read_config(tmp_path / "best.toml", ALGORITHMS)
+    assert ALGORITHMS["dqn"](**tables["dqn"]) == found.algorithm
+    assert tables["trainer"]["env"] == "CartPole-v1" and tables["trainer"]["total_steps"] == STEPS
+    assert "run_dir" not in tables["trainer"]
+    assert "# Trial" in (tmp_path / "best.toml").read_text().splitlines()[0]
+    assert tomllib.loads((tmp_path / "best.toml").read_text())["dqn"]["hidden_sizes"] == [64, 64]
+
+
+def test_a_factory_is_kept_beside_best(tmp_path: Path) -> None:
+    own = Job(job().config, job().algorithm, EnvSource.from_user(lambda: None))
+    with Search(tmp_path, own, SPACE, trials=2, at_once=1, held_out_seeds=0) as made:
+        for _ in made.run(Runs()):  # type: ignore[arg-type]
+            pass
+    tables = read_config(tmp_path / "best.toml", ALGORITHMS)
+    assert Path(tables["trainer"]["env_file"]).read_bytes() == own.source.payload
+
+
+def test_a_run_that_diverges_or_fails_is_a_trial_without_a_value(tmp_path: Path) -> None:
+    errors = {
+        "trial-002": TrainingDiverged("NaN"),
+        "trial-004": EnvironmentRaised("it raised"),
+        "best-s1001": EnvironmentRaised("it raised"),
+    }
+    found = searched(tmp_path, Runs(errors=errors))
+    assert [(t.number, t.value) for t in found.trials if t.state == "failed"] == [(2, None), (4, None)]
+    assert found.held_out.best[1] != found.held_out.best[1], "NaN"
+    assert (
+        "failed" in repr(found)
+        and json.loads((tmp_path / "result.json").read_text())["held_out"]["best"][1] is None
+    )
+
+
+def test_a_failed_run_of_the_options_to_beat_ends_the_search_and_runs_again(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentRaised):
+        searched(tmp_path, Runs(errors={"trial-000": EnvironmentRaised("it raised")}))
+    assert searched(tmp_path).trials[0].state == "complete"
+
+
+def test_several_failures_in_a_row_end_the_search(tmp_path: Path) -> None:
+    errors = {f"trial-00{n}": EnvironmentRaised(f"number {n}") for n in range(1, 9)}
+    pool = Runs(errors=errors)
+    with pytest.raises(EnvironmentRaised, match="number 3"):
+        searched(tmp_path, pool, at_once=1)
+    assert pool.began == ["trial-000", "trial-001", "trial-002", "trial-003"]
+
+
+def test_options_that_do_not_fit_together_are_a_failed_trial(tmp_path: Path) -> None:
+    space = SearchSpace({"discipline": Choices(("lockstep",)), "samples_per_insert": Choices(("none", 4.0))})
+    with Search(tmp_path, job(), space, trials=12, at_once=1, held_out_seeds=0) as made:
+        for _ in made.run(Runs()):  # type: ignore[arg-type]
+            pass
+        states = {(t.options.get("samples_per_insert"), t.state) for t in made.trials.values()}
+    assert states == {(None, "complete"), ("none", "failed"), (4.0, "complete")}
+
+
+def test_a_directory_of_another_search_is_refused(tmp_path: Path) -> None:
+    searched(tmp_path, trials=1)
+    other = SearchSpace({**SPACE.options, "gamma": Interval(0.5, 0.9)})
+    with pytest.raises(ConfigurationError, match="holds a search of other options") as refused:
+        Search(tmp_path, job(), other, trials=1, at_once=1)
+    assert refused.value.facts["different"] == "space.gamma"
+    with pytest.raises(ConfigurationError, match="holds a search of other options") as refused:
+        Search(tmp_path, job(n_step=5), SPACE, trials=1, at_once=1)
+    assert refused.value.facts["different"] == "dqn.n_step"
+
+
+def test_a_directory_in_use_is_refused_and_released(tmp_path: Path) -> None:
+    with search(tmp_path), pytest.raises(ConfigurationError, match="another search uses"):
+        search(tmp_path)
+    search(tmp_path).close()
+
+
+def test_a_file_that_is_no_study_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "study.db").write_text("something else, long enough to be no database at all" * 50)
+    with pytest.raises(ConfigurationError, match="the study cannot be opened"):
+        search(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "value"),
+    [
+        ([(50, 1.0), (80, 2.0), (90, 4.0), (100, 6.0)], 4.0),
+        ([(50, 3.0)], 3.0),
+        ([(79, 9.0), (100, 1.0)], 1.0),
+    ],
+)
+def test_a_value_is_the_mean_of_the_last_fifth(evaluations: list[tuple[int, float]], value: float) -> None:
+    assert value_of(evaluations, 100) == value
+
+
+def test_trials_have_a_length_and_no_other_end() -> None:
+    given = TrainerConfig(env="x", algo="dqn", target_return=3.0, max_seconds=5, eval_interval_steps=7)
+    made = config_of_trials(given, SearchSpace({}, 1000), set())
+    assert (made.total_steps, made.target_return, made.max_seconds) == (1000, None, None)
+    assert (made.eval_interval_steps, made.http, made.target_eval_episodes) == (100, "off", 30)
+    kept = config_of_trials(given, SearchSpace({}, 1000), {"eval_interval_steps", "http"})
+    assert (kept.eval_interval_steps, kept.http) == (7, "auto")
+    with pytest.raises(ValueError, match="total_steps must be given"):
+        config_of_trials(given, SearchSpace({}), set())
