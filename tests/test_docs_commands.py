@@ -42,6 +42,8 @@ MORE = {
     "train": FEW_STEPS,
     "train --config": f"{FEW_STEPS} --run-dir runs/other",  # which `diff` compares
     "train --help": "",
+    "train CartPole-v1 --algo dqn --steps 50k --seeds": f"{FEW_STEPS} --seeds 2",
+    "tune": "--trials 1 --steps 500 --held-out 0 --jobs 1 --actors 1",
     "resume": "--steps +200 --http off --eval-episodes 1",
     "eval": "--episodes 2",
     "enjoy": "--episodes 1",
@@ -54,12 +56,13 @@ MORE = {
 """What is added to a command so that it ends soon; the longest name that begins it counts, a later flag wins."""
 EXTRAS = {
     "train HalfCheetah": ("mujoco", "mujoco"),
-    "(train|plan) LunarLander": ("Box2D", "box2d"),
+    "(train|plan) LunarLander|eval runs/lander": ("Box2D", "box2d"),
     "enjoy .* --video": ("imageio_ffmpeg", "video"),
     "export .* --onnx": ("onnx", "onnx"),
     "record .*": ("minari", "data"),
     "push|.* hf://": ("huggingface_hub", "hub"),
     "plot .* --out": ("matplotlib", "plot"),
+    "tune .*": ("optuna", "tune"),
 }
 """Commands that need a package beyond asyncrl's own, and its extra. Without the package the answer names the extra."""
 GOING_ON = ("resume runs/cartpole", "train CartPole-v1 --algo dqn --actors 1 --run-dir none")
@@ -120,7 +123,7 @@ def going_on(folder: Path) -> Iterator[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_commands_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,6 +40,8 @@ def test_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.Mo
         for line in block.splitlines():
             command = line.split()[1]
             more = "" if "--episodes" in line else MORE.get(command, "")
+            if command == "train" and "--steps" not in line:
+                more += " --steps 1000"
             reader.shell(f"{line} {more}")
     for name in ("cartpole.policy", "cartpole.mp4", "cartpole.gif", "cartpole.onnx", "short.mp4"):
         assert (tmp_path / name).stat().st_size > 0, name

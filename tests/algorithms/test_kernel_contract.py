@@ -41,10 +41,11 @@ from asyncrl.algorithms.maximum_entropy_update import squashed_draw
 from asyncrl.algorithms.on_policy_kernel import LossKernel
 from asyncrl.algorithms.ppo import _k3, ppo_loss
 from asyncrl.interfaces import DiscreteAction, EnvSpec
-from asyncrl.networks import hidden_layer
+from asyncrl.networks import hidden_layer, normalized_layer
 from asyncrl.networks.distributions import categorical, diagonal_gaussian
 from asyncrl.networks.gradients import output_gradients, vector_jacobian_product
 from asyncrl.networks.hidden_layer import HiddenLayer
+from asyncrl.networks.normalized_layer import NormalizedLayer
 from asyncrl.shm.kernel import declared
 
 Pairs = Iterator[tuple[str, Any, Any]]
@@ -316,6 +317,33 @@ def layer_pairs(seed: int, size: int, activation: Any, outputs: int) -> Pairs:
     yield from zip(("output", "gradient", "bias", "head's bias"), *found, strict=True)
 
 
+def normalized_pairs(seed: int, size: int, activation: Any) -> Pairs:
+    """Forward and backward of two perceptrons with layer normalisation, all but two rows summed for the parameters."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    y, bias, gain, shift, grad = (
+        draw(2, size, 7),
+        draw(2, 1, 7),
+        draw(2, 1, 7),
+        draw(2, 1, 7),
+        draw(2, size, 7),
+    )
+    found = []
+    for kernels in (True, False):
+        own_y, own_grad, grad_bias = y.clone(), grad.clone(), torch.empty(2, 1, 7)
+        grad_norm = torch.empty(2, 1, 7), torch.empty(2, 1, 7)
+        layer = NormalizedLayer(own_y, bias, activation, kernels, norm=(gain, shift))
+        layer.prepare_backward(own_grad, grad_bias, size - 2)
+        layer.fill_norm(grad_norm)
+        layer.activate()
+        layer.backward()
+        found.append((own_y, own_grad, grad_bias, *grad_norm))
+    yield from zip(("output", "gradient", "bias", "gain", "shift"), *found, strict=True)
+
+
 CONTRACTS = {
     "dqn": Contract(dqn_kernel, ("dqn_kernel",), partial(q_pairs, name="dqn"), q_variants("dqn")),
     "c51": Contract(c51_kernel, ("c51_kernel", "of_action"), partial(q_pairs, name="c51"), q_variants("c51")),
@@ -356,6 +384,14 @@ CONTRACTS = {
         layer_pairs,
         [{"activation": a, "outputs": n} for a in ("relu", "tanh") for n in (1, 3)],
         atol=1e-5,
+    ),
+    "normalized layer": Contract(
+        normalized_layer,
+        ("normalised_forward", "normalised_gradient"),
+        normalized_pairs,
+        [{"activation": a} for a in ("relu", "tanh")],
+        rtol=1e-4,
+        atol=2e-5,
     ),
 }
 HELD_ELSEWHERE = {"vtrace_kernel": "test_returns.py", "_extend": "test_value_bounds.py"}

@@ -12,27 +12,29 @@ from asyncrl import A2C, IMPALA, PPO, Trainer, TrainerConfig
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
 
 SPEC = EnvSpec("discrete", (4,), "float32", DiscreteAction(2))
+BOX = EnvSpec("box", (4,), "float32", BoxAction((-1.0,), (1.0,), (1,)))
 
 
 @pytest.mark.parametrize(
     ("actors", "envs", "segments", "length"),
     [(1, 16, None, 64), (2, 8, None, 64), (4, 8, 2, 64), (1, 1, None, 1024), (15, 16, None, 32)],
 )
-def test_a_batch_has_1024_steps_for_any_number_of_actors(
+def test_a_batch_has_as_many_steps_for_any_number_of_actors(
     actors: int, envs: int, segments: int | None, length: int
 ) -> None:
     config = TrainerConfig(env="any", algo="ppo", num_actors=actors, envs_per_actor=envs)
-    assert PPO(segments_per_batch=segments).for_run(config, SPEC).segment_length == length
+    record = PPO(segments_per_batch=segments)
+    assert record.for_run(config, SPEC).segment_length == length
+    assert record.for_run(config, BOX).segment_length == max(32, 2_048 // ((segments or actors) * envs))
     for told in (PPO(segment_length=7, ent_coef=0.5), A2C(), IMPALA()):
         assert told.for_run(config, SPEC) == told
 
 
 def test_the_entropy_coefficient_follows_from_the_kind_of_actions() -> None:
     config = TrainerConfig(env="any", algo="ppo")
-    box = EnvSpec("box", (4,), "float32", BoxAction((-1.0,), (1.0,), (1,)))
     choices = EnvSpec("choices", (4,), "float32", MultiDiscreteAction((2, 3)))
-    assert [PPO().for_run(config, spec).ent_coef for spec in (SPEC, choices, box)] == [0.01, 0.01, 0.0]
-    assert PPO(ent_coef=0.3).for_run(config, box).ent_coef == 0.3
+    assert [PPO().for_run(config, spec).ent_coef for spec in (SPEC, choices, BOX)] == [0.01, 0.01, 0.0]
+    assert PPO(ent_coef=0.3).for_run(config, BOX).ent_coef == 0.3
 
 
 def test_files_of_a_run_show_what_was_chosen(tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def test_actions_that_do_not_fit_are_refused(name: str, action: Any, text: str) 
     with pytest.raises(SpacesDoNotFit, match=text) as caught:
         ALGORITHMS[name]().check(spec)
     fits = (
-        "a2c, c51, dqn, impala, ppo, qrdqn, r2d2, rainbow"
+        "a2c, c51, dqn, impala, ppo, pqn, qrdqn, r2d2, rainbow"
         if isinstance(action, DiscreteAction)
         else "a2c, impala, ppo"
     )
