@@ -42,9 +42,20 @@ class Meeting:
 
     def __init__(self, ranks: int) -> None:
         self.ranks, self.store = ranks, dist.HashStore()
+        self._connected = threading.Barrier(ranks, timeout=SECONDS)
 
     def peers(self, rank: int, name: str = "all") -> Peers:
-        return Peers(self.store, name, rank, self.ranks)
+        """Connection of all ranks, once all of them have it.
+
+        A rank that is done with its connection while another one still makes its own would break that one.
+        """
+        try:
+            peers = Peers(self.store, name, rank, self.ranks)
+        except BaseException:
+            self._connected.abort()
+            raise
+        self._connected.wait()
+        return peers
 
     def pair(self, rank: int, side: int, life: int = 0) -> Peers:
         return Peers(self.store, f"pair/{rank}/{life}", side, 2)
