@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from asyncrl.policies.load import load
     from asyncrl.policies.record import record
     from asyncrl.run.callbacks import Callback
+    from asyncrl.run.curriculum import Curriculum
     from asyncrl.run.result import TrainResult
     from asyncrl.show.evaluation_result import EvaluationResult
     from asyncrl.show.metrics import Snapshot, flat
@@ -56,6 +57,7 @@ _HOMES = {
     "AsyncRLError": "asyncrl.errors",
     "AsyncRLWarning": "asyncrl.errors",
     "Callback": "asyncrl.run.callbacks",
+    "Curriculum": "asyncrl.run.curriculum",
     "EvaluationResult": "asyncrl.show.evaluation_result",
     "Searched": "asyncrl.tuning.result",
     "SeedResults": "asyncrl.trainer.seeds",
@@ -99,6 +101,7 @@ __all__ = [
     "AsyncRLWarning",
     "Callback",
     "CrossQ",
+    "Curriculum",
     "EvaluationResult",
     "Rainbow",
     "Searched",

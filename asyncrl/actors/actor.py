@@ -6,7 +6,7 @@ import math
 import os
 import traceback
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from asyncrl.actors.streams import Events, Streams
 from asyncrl.errors import EnvironmentFailed, EnvironmentRaised, NonFiniteStep, error_text
 from asyncrl.interfaces import RESET
 from asyncrl.protocols import Policy
+from asyncrl.shm.env_kwargs import EnvKwargsReader
 from asyncrl.shm.ring import CURRENT_ENV, STEPS, RingWriter
 from asyncrl.shm.weights import WeightMailbox
 
@@ -30,6 +31,12 @@ def actor_seeds(
     return [int(s) for s in for_envs.generate_state(num_envs)], np.random.default_rng(for_policy)
 
 
+def renewal_seeds(seed: int, index: int, incarnation: int, number: int, num_envs: int) -> tuple[int, ...]:
+    """Return the seeds of an actor's environments that are built again for change `number` of their arguments."""
+    ours = np.random.SeedSequence(seed, spawn_key=(index, incarnation, 2, number))
+    return tuple(int(s) for s in ours.generate_state(num_envs))
+
+
 TIMED_MASK = 63
 """Every 64th row is timed, by its position: clocks are read in no other."""
 _SQUARE_FITS_FLOAT32 = 1e76
@@ -41,6 +48,21 @@ def _all_finite(values: NDArray[Any]) -> bool:
     return math.isfinite(values.sum()) or bool(np.isfinite(values).all())
 
 
+class ActorIdentity(TypedDict):
+    """Arguments of every actor that say which one it is, and how it hears of new keyword arguments."""
+
+    index: int
+    """Index of the actor, from 0."""
+    num_actors: int
+    """Number of actors."""
+    seed: int
+    """Seed of the run."""
+    incarnation: NotRequired[int]
+    """Index of the life of this actor, from 0; written to every row."""
+    env_kwargs: NotRequired[EnvKwargsReader | None]
+    """Keyword arguments that the environments get while the run goes on; None if they keep theirs."""
+
+
 class Actor:
     """Actor that steps its environments, one row at a time, within the rows granted by the learner side.
 
@@ -50,10 +72,7 @@ class Actor:
         writer: writing end of the actor's ring; a new life of an actor continues at the position of the last one. The
             next slot contains the last life's true next observation, which the new life keeps in a RESET row.
         mailbox: source of the weights.
-        index: index of the actor, from 0.
-        num_actors: number of actors.
-        seed: seed of the run.
-        incarnation: index of the life of this actor, from 0; written to every row.
+        index, num_actors, seed, incarnation, env_kwargs: see `ActorIdentity`.
 
     Attributes:
         weights_version: version of the policy's weights, 0 before the first.
@@ -82,6 +101,7 @@ class Actor:
         num_actors: int,
         seed: int,
         incarnation: int = 0,
+        env_kwargs: EnvKwargsReader | None = None,
     ) -> None:
         self.streams = streams
         self.policy = policy
@@ -94,6 +114,7 @@ class Actor:
         self._mailbox = mailbox
         self._num_actors = num_actors
         self._env_seeds, self._rng = actor_seeds(seed, index, incarnation, streams.num_envs)
+        self._env_kwargs, self._seed = env_kwargs, seed
         layout, num_envs = writer.layout, streams.num_envs
         policy.assign_streams(index * num_envs, num_envs, num_actors * num_envs)
         self._memory = memory_of(policy)
@@ -128,6 +149,7 @@ class Actor:
     def begin(self) -> None:
         """Reset every environment with its seed. Raises `EnvironmentFailed`."""
         try:
+            self._renew_environments(self.writer.published)
             self.streams.reset(self._env_seeds, self._first_obs)
         except BaseException as error:
             raise self._explain(error, None) from error
@@ -155,6 +177,7 @@ class Actor:
                 self._write_reset_row(slot, next_slot)
                 return True
             writer.obs[:, slot] = self._first_obs
+        self._renew_environments(position)
         next_obs = writer.obs[:, next_slot]
         obs = self.streams.newest if self._stacks is None else self._stacks.array
         timed = not position & TIMED_MASK
@@ -176,6 +199,12 @@ class Actor:
         if timed:
             writer.add_times(acted - began, stepped - acted, perf_counter_ns() - stepped)
         return True
+
+    def _renew_environments(self, row: int) -> None:
+        """Have the episodes that begin in `row` or later get the newest keyword arguments that count there."""
+        if self._env_kwargs is not None and (change := self._env_kwargs.at(row)) is not None:
+            seeds = renewal_seeds(self._seed, self.index, self.incarnation, change.number, self.streams.num_envs)
+            self.streams.renew(change.number, change.values, seeds)
 
     def _publish(self, slot: int, events: Events) -> None:
         """Write version, rewards and flags of the row, count it and its episodes, and publish it."""

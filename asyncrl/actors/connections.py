@@ -1,10 +1,11 @@
-"""Connections of an actor beside its ring: the weight mailbox, the doorbell, a request block."""
+"""Connections of an actor beside its ring: weight mailbox, doorbell, changed keyword arguments, a request block."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from asyncrl.shm.doorbell import Doorbell
+from asyncrl.shm.env_kwargs import EnvKwargsWriter
 from asyncrl.shm.requests import RequestLayout
 from asyncrl.shm.segment import Segment
 from asyncrl.shm.weights import WeightMailbox
@@ -50,17 +51,20 @@ class Connections:
     Attributes:
         mailbox: the weight mailbox.
         doorbell: doorbell that actors ring after publishing.
+        env_kwargs: keyword arguments that the environments get while the run goes on.
         requests: request blocks for their network's outputs; None if they run the network themselves.
     """
 
     mailbox: WeightMailbox
     doorbell: Doorbell
+    env_kwargs: EnvKwargsWriter
     requests: RequestBlocks | None = None
 
     def descriptors(self, index: int) -> dict[str, int]:
         """File descriptors for actor `index`, by the names that `worker.py` uses; they stay owned here."""
         bell, bell_pipe = self.doorbell.writer_fds()
         fds = {"weights": self.mailbox.fd, "bell": bell, "bell_pipe": bell_pipe}
+        fds["env_kwargs"] = self.env_kwargs.fd
         if self.requests is not None:
             bell, bell_pipe = self.requests.doorbell.writer_fds()
             fds |= {"server_bell": bell, "server_bell_pipe": bell_pipe}

@@ -9,6 +9,7 @@ from asyncrl.actors.child import Child, ChildDied, ChildSilent
 from asyncrl.actors.exit_errors import actor_killed, build_hung
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.limits import READY_SECONDS
+from asyncrl.envs.renewal import Renewal
 from asyncrl.envs.source import EnvSource
 from asyncrl.envs.trial import Trial
 from asyncrl.interfaces import EnvSpec
@@ -31,6 +32,11 @@ async def probe(
     """
     spec: EnvSpec = (await _played(server, "probe", source, source, ready_timeout_seconds))["spec"]
     return spec
+
+
+async def probe_renewal(server: ForkServer, renewal: Renewal, ready_timeout_seconds: float) -> None:
+    """Change the keyword arguments of one environment in a separate process; raises as `try_renewal` and `probe` do."""
+    await _played(server, "renewal", renewal, renewal.source, ready_timeout_seconds)
 
 
 async def trial(

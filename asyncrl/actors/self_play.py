@@ -19,12 +19,12 @@ results of its own episodes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actors.actor import Actor
+from asyncrl.actors.actor import Actor, ActorIdentity
 from asyncrl.actors.streams import AgentStreams, Events
 from asyncrl.interfaces import FROZEN, RESET, SelfPlay
 from asyncrl.protocols import Memory, Policy
@@ -162,7 +162,7 @@ class SelfPlayActor(Actor):
         policy: the newest policy and the opponents.
         mailbox: the weights and past versions.
         self_play: how opponents are drawn.
-        identity: `index`, `num_actors`, `seed` and `incarnation`, see `Actor`.
+        identity: see `ActorIdentity`.
     """
 
     STATE = (*Actor.STATE, "_payoffs", "_versions", "_draws")
@@ -176,7 +176,7 @@ class SelfPlayActor(Actor):
         writer: RingWriter,
         mailbox: PastWeights,
         self_play: SelfPlay,
-        **identity: int,
+        **identity: Unpack[ActorIdentity],
     ) -> None:
         super().__init__(streams, policy, writer, mailbox, **identity)
         self._past, self._sampling = mailbox, self_play.sampling

@@ -25,13 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.network_policy import ServedPolicy, own_weights
-from asyncrl.actors.actor import TIMED_MASK, Actor
+from asyncrl.actors.actor import TIMED_MASK, Actor, ActorIdentity
 from asyncrl.actors.streams import Events, Streams
 from asyncrl.shm.requests import ActorRequests
 from asyncrl.shm.ring import RingWriter
@@ -46,7 +46,7 @@ class ServedActor(Actor):
         policies: one for each part of the requests, all equal; their networks are not run.
         writer, mailbox: see `Actor`; the mailbox is not read.
         requests: the actor's end of its request block.
-        identity: `index`, `num_actors`, `seed` and `incarnation`, see `Actor`.
+        identity: see `ActorIdentity`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ServedActor(Actor):
         writer: RingWriter,
         mailbox: WeightMailbox,
         requests: ActorRequests,
-        **identity: int,
+        **identity: Unpack[ActorIdentity],
     ) -> None:
         super().__init__(streams, policies[0], writer, mailbox, **identity)
         self.requests = requests
@@ -112,6 +112,8 @@ class ServedActor(Actor):
         if self._first_row and position == 0:
             writer.obs[:, slot] = self._first_obs
         resets = self._first_row and position > 0
+        if self._part == 0 and not resets:
+            self._renew_environments(position)
         for part in range(self._part, len(self._parts)):
             self._request(part, slot)
         while self._part < len(self._parts):

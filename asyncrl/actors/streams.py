@@ -20,13 +20,14 @@ gymnasium is not imported: the environments are built by `EnvSource`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.envs import checks as env_checks
+from asyncrl.envs.renewal import Renewal
 from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, EnvSpec
 from asyncrl.shm.row_counts import count_agents_row, count_row, find_events
@@ -42,6 +43,7 @@ class Streams:
     Args:
         num_envs: E, the number of streams.
         spec: spec of one environment.
+        source: builds environments for new keyword arguments; None if they never change.
         shape: shape of what the environments return: one observation, or those of a vector.
         obs_space, action_space: spaces of one environment.
 
@@ -56,9 +58,17 @@ class Streams:
     """Attributes that are the environments' state; none in streams that cannot be saved."""
 
     def __init__(
-        self, num_envs: int, spec: EnvSpec, shape: tuple[int, ...], obs_space: Any, action_space: Any
+        self,
+        num_envs: int,
+        spec: EnvSpec,
+        source: EnvSource | None,
+        shape: tuple[int, ...],
+        obs_space: Any,
+        action_space: Any,
     ) -> None:
         self.num_envs = num_envs
+        self._source, self._spec = source, spec
+        self._renewal: Renewal | None = None
         self._name, self._shape = spec.name, shape
         self._dtype: np.dtype[Any] = np.dtype(obs_space.dtype)
         self._action_form = ActionForm(action_space)
@@ -124,6 +134,17 @@ class Streams:
         """Close the environments."""
         raise NotImplementedError
 
+    def renew(self, number: int, kwargs: Mapping[str, Any], seeds: tuple[int, ...]) -> None:
+        """Give the episodes that begin from now on environments with these keyword arguments.
+
+        Args:
+            number: index of the change in the run, from 1.
+            kwargs: keyword arguments over those of the source.
+            seeds: seed for each stream's first reset of an environment that is built again.
+        """
+        assert self._source is not None, "a run's streams have a source"
+        self._renewal = Renewal(self._source, self._spec, kwargs, number, seeds)
+
     def _checked(self, obs: Any, call: str) -> NDArray[Any]:
         return env_checks.check_observation(self._name, call, obs, self._shape, self._dtype)
 
@@ -139,8 +160,8 @@ def make_streams(source: EnvSource, spec: EnvSpec, num_envs: int) -> Streams:
     for env in built if isinstance(built, list) else [built]:
         env_checks.require_spaces(spec, env)
     if not isinstance(built, list):
-        return VectorStreams(built, spec)
-    return AgentStreams(built, spec) if spec.agents else PlainStreams(built, spec)
+        return VectorStreams(built, spec, source)
+    return AgentStreams(built, spec, source) if spec.agents else PlainStreams(built, spec, source)
 
 
 class ActionForm:
@@ -189,14 +210,16 @@ class PlainStreams(Streams):
     Args:
         envs: E built environments with equal spaces.
         spec: their spec.
+        source: see `Streams`.
     """
 
-    STATE = ("envs", "_ended")
+    STATE = ("envs", "_ended", "_made_for")
 
-    def __init__(self, envs: Sequence[Any], spec: EnvSpec) -> None:
+    def __init__(self, envs: Sequence[Any], spec: EnvSpec, source: EnvSource | None = None) -> None:
         first, shape = envs[0], spec.observation_shape
-        super().__init__(len(envs), spec, shape, first.observation_space, first.action_space)
+        super().__init__(len(envs), spec, source, shape, first.observation_space, first.action_space)
         self.envs = list(envs)
+        self._made_for = [0] * self.num_envs  # number of the change that each environment has
         self._steps = [env.step for env in self.envs]
         self._ended = [False] * self.num_envs
 
@@ -207,12 +230,23 @@ class PlainStreams(Streams):
 
     def reset(self, seeds: Sequence[int], obs: NDArray[Any]) -> None:
         """See `Streams.reset`."""
-        for i, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
+        for i, seed in enumerate(seeds):
             self._current[0] = i
-            obs[i] = self._checked(env_checks.check_reset(self._name, env.reset(seed=int(seed))), "reset")
+            self._renewed(i)
+            returned = self.envs[i].reset(seed=int(seed))
+            obs[i] = self._checked(env_checks.check_reset(self._name, returned), "reset")
             self._ended[i] = False
         self._current[0] = -1
         self.newest = obs
+
+    def _renewed(self, i: int) -> dict[str, int]:
+        """Give environment i the newest keyword arguments if it has others; return its next reset's arguments."""
+        renewal = self._renewal
+        if renewal is None or self._made_for[i] == renewal.number:
+            return {}
+        self.envs[i], new = renewal.renewed(self.envs[i])
+        self._steps[i], self._made_for[i] = self.envs[i].step, renewal.number
+        return {"seed": renewal.seeds[i]} if new else {}
 
     def step(
         self, actions: NDArray[Any], next_obs: NDArray[Any], rewards: NDArray[np.float64], first: int = 0
@@ -225,7 +259,8 @@ class PlainStreams(Streams):
         for i, action in enumerate(self._action_form.rows(actions), first):
             current[0] = i
             if ended[i]:
-                obs = env_checks.check_reset(self._name, self.envs[i].reset())
+                arguments = self._renewed(i)
+                obs = env_checks.check_reset(self._name, self.envs[i].reset(**arguments))
                 reward: Any = 0.0
                 ended[i] = False
                 events.append((i, RESET))
@@ -281,15 +316,17 @@ class VectorStreams(Streams):
     Args:
         env: a built `gymnasium.vector.VectorEnv` in NEXT_STEP or DISABLED mode.
         spec: spec of one of its environments.
+        source: see `Streams`.
     """
 
-    STATE = ("env", "_ended")
+    STATE = ("env", "_ended", "_made_for")
 
-    def __init__(self, env: Any, spec: EnvSpec) -> None:
+    def __init__(self, env: Any, spec: EnvSpec, source: EnvSource | None = None) -> None:
         count = int(env.num_envs)
         shape = (count, *spec.observation_shape)
-        super().__init__(count, spec, shape, env.single_observation_space, env.single_action_space)
+        super().__init__(count, spec, source, shape, env.single_observation_space, env.single_action_space)
         self.env = env
+        self._made_for = 0  # number of the change that it has
         self._disabled = env_checks.autoreset_mode(spec.name, env) == env_checks.DISABLED
         self._ended: NDArray[np.bool_] = np.zeros(count, np.bool_)
         self._events: Events = np.empty((count, 2), np.int64)
@@ -326,6 +363,13 @@ class VectorStreams(Streams):
         """See `Streams.close`."""
         env_checks.close_env(self.env)
 
+    def renew(self, number: int, kwargs: Mapping[str, Any], seeds: tuple[int, ...]) -> None:
+        """See `Streams.renew`; a vector takes the keyword arguments at once, and needs a method for it."""
+        super().renew(number, kwargs, seeds)
+        if self._renewal is not None and self._made_for != number:
+            self.env, _ = self._renewal.renewed(self.env)
+            self._made_for = number
+
     def _store(self, obs: NDArray[Any], out: NDArray[Any]) -> None:
         """Copy the observations `obs` to `out`; use the environment's array as `newest` if its dtype is the same."""
         out[:] = obs
@@ -341,19 +385,26 @@ class AgentStreams(Streams):
     Args:
         envs: built environments of N agents each (`asyncrl.envs.agents.AgentsEnv`) with equal spaces.
         spec: their spec.
+        source: see `Streams`.
 
     Attributes:
         envs: as given.
         live: `[environments, N]`, agents that act in the next row. An environment without any is reset by it.
     """
 
-    STATE = ("envs",)
+    STATE = ("envs", "_made_for")
 
-    def __init__(self, envs: Sequence[Any], spec: EnvSpec) -> None:
+    def __init__(self, envs: Sequence[Any], spec: EnvSpec, source: EnvSource | None = None) -> None:
         first, count = envs[0], spec.num_agents
         super().__init__(
-            len(envs) * count, spec, spec.observation_shape, first.observation_space, first.action_space
+            len(envs) * count,
+            spec,
+            source,
+            spec.observation_shape,
+            first.observation_space,
+            first.action_space,
         )
+        self._made_for = [0] * len(envs)  # number of the change that each environment has
         self.envs, self._agents = list(envs), spec.agents
         self.live: NDArray[np.bool_] = np.array([env.live for env in envs])
 
@@ -374,13 +425,23 @@ class AgentStreams(Streams):
     def reset(self, seeds: Sequence[int], obs: NDArray[Any]) -> None:
         """See `Streams.reset`; an environment is seeded with the seed of its first stream."""
         count = len(self._agents)
-        for e, env in enumerate(self.envs):
+        for e in range(len(self.envs)):
             first = e * count
             self._current[0] = first
-            obs[first : first + count] = env.reset(seed=int(seeds[first]))[0]
-            self.live[e] = env.live
+            self._renewed(e)
+            obs[first : first + count] = self.envs[e].reset(seed=int(seeds[first]))[0]
+            self.live[e] = self.envs[e].live
         self._current[0] = -1
         self.newest = obs
+
+    def _renewed(self, e: int) -> dict[str, int]:
+        """Give environment e the newest keyword arguments if it has others; return its next reset's arguments."""
+        renewal = self._renewal
+        if renewal is None or self._made_for[e] == renewal.number:
+            return {}
+        self.envs[e], new = renewal.renewed(self.envs[e])
+        self._made_for[e] = renewal.number
+        return {"seed": renewal.seeds[e * len(self._agents)]} if new else {}
 
     def step(
         self, actions: NDArray[Any], next_obs: NDArray[Any], rewards: NDArray[np.float64], first: int = 0
@@ -397,9 +458,10 @@ class AgentStreams(Streams):
                 next_obs[streams], rewards[streams] = env.step(taken[row])[:2]
                 flags[row] = env.flags
             else:
-                next_obs[streams], rewards[streams] = env.reset()[0], 0.0
+                arguments = self._renewed(e)
+                next_obs[streams], rewards[streams] = self.envs[e].reset(**arguments)[0], 0.0
                 flags[row] = RESET
-            self.live[e] = env.live
+            self.live[e] = self.envs[e].live
         self._current[0] = -1
         self.newest = next_obs
         flagged = np.flatnonzero(flags)

@@ -1,12 +1,13 @@
-"""The main function of forked processes, one for each of four roles.
+"""The main function of forked processes, one for each of five roles.
 
     actor       steps environments into a ring until QUIT
     probe       builds one environment, checks it, and sends its spec
+    renewal     builds one environment and changes its keyword arguments as an actor would
     trial       checks it likewise, and steps it with random actions for a while
     evaluator   plays greedy episodes on request
 
-Frames to the main process are {"kind": "ready"}, {"kind": "spec", ...}, {"kind": "trial", ...}, {"kind": "alive", ...},
-{"kind": "returns", ...}, {"kind": "state", ...} and {"kind": "error", ...}. Commands to an actor are single bytes:
+Frames to the main process are {"kind": "ready"}, {"kind": "spec", ...}, {"kind": "renewed"}, {"kind": "trial", ...},
+{"kind": "alive", ...}, {"kind": "returns", ...}, {"kind": "state", ...} and {"kind": "error", ...}. Commands to an actor are single bytes:
 SPACE (a grant or an answer is there), SAVE and QUIT. A process exits when the main process closes its end of the
 socket. On SAVE an actor sends its state between two rows; the main process sends SAVE once the actor has made all
 granted rows.
@@ -24,7 +25,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from asyncrl.actors.actor import Actor
+from asyncrl.actors.actor import Actor, ActorIdentity
 from asyncrl.actors.actor_state import restore_actor, state_frame
 from asyncrl.actors.episodes import EpisodePlayer
 from asyncrl.actors.frames import receive_frame, send_frame
@@ -33,10 +34,12 @@ from asyncrl.actors.self_play import PolicyWithOpponents, SelfPlayActor
 from asyncrl.actors.served_actor import ServedActor
 from asyncrl.actors.streams import AgentStreams, make_streams
 from asyncrl.envs.checks import success_rate
+from asyncrl.envs.renewal import Renewal, try_renewal
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import TRACEBACK_LIMIT, AsyncRLError, describe_error, printable, shown
 from asyncrl.protocols import Policy
 from asyncrl.shm.doorbell import DoorbellWriter
+from asyncrl.shm.env_kwargs import EnvKwargsReader
 from asyncrl.shm.past_weights import PastWeights
 from asyncrl.shm.requests import ActorRequests
 from asyncrl.shm.ring import RUNNING, STARTING, WAITING_FOR_GRANT, RingWriter
@@ -136,7 +139,8 @@ def _make_actor(plan: ActorPlan, writer: RingWriter, fds: dict[str, int]) -> Act
     pool, layout = plan.pool, plan.pool.layout
     policy: Policy = pickle.loads(pool.policy)
     streams = make_streams(pool.source, layout.spec, layout.num_envs)
-    identity = {
+    identity: ActorIdentity = {
+        "env_kwargs": EnvKwargsReader(fds["env_kwargs"]),
         "index": plan.index,
         "num_actors": pool.num_actors,
         "seed": pool.seed,
@@ -207,6 +211,11 @@ def _play_probe(source: EnvSource, channel: socket.socket, fds: dict[str, int]) 
     describe(source, lambda spec: send_frame(channel, {"kind": "spec", "spec": spec}))
 
 
+def _play_renewal(renewal: Renewal, channel: socket.socket, fds: dict[str, int]) -> None:
+    try_renewal(renewal)
+    send_frame(channel, {"kind": "renewed"})
+
+
 def _play_trial(plan: tuple[EnvSource, float], channel: socket.socket, fds: dict[str, int]) -> None:
     from asyncrl.envs.trial import try_out
 
@@ -254,6 +263,7 @@ def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, 
 _ROLES: dict[str, Callable[[Any, socket.socket, dict[str, int]], None]] = {
     "actor": _play_actor,
     "probe": _play_probe,
+    "renewal": _play_renewal,
     "trial": _play_trial,
     "evaluator": _play_evaluator,
 }

@@ -42,6 +42,7 @@ class RelaxedReplayLoop(ReplayLoop):
 
     def tick(self) -> bool:
         """Ingest new rows, grant rows, then update for `TICK_SECONDS`; return whether an update was made."""
+        self._publish_env_kwargs(0, self.inserted_steps)
         self._ingest()
         self._grant_held()
         before = self._granted.copy()

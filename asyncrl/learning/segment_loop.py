@@ -119,6 +119,8 @@ class SegmentLoop(UpdateLoop):
     def tick(self) -> bool:
         """Receive segments; begin or continue an iteration for `TICK_SECONDS`; return False while waiting for rows."""
         self._check_rings()
+        if self._algorithm.discipline == "relaxed":
+            self._publish_env_kwargs(0, self.inserted_steps)
         ready = self._queue.ready
         inserted = self._queue.poll()
         if self._queue.ready != ready:  # also for a segment of RESET rows only, which has no step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from asyncrl.protocols import Updater
 from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.replay.segments import SegmentQueue
 from asyncrl.saved_state import restore, saved
+from asyncrl.shm.env_kwargs import EnvKwargsWriter
 from asyncrl.shm.weights import WeightMailbox
 
 TICK_SECONDS = 0.001
@@ -89,6 +91,8 @@ class RunOptions(TypedDict):
     """Returns the steps of other groups that count towards `total_steps`; learner's thread."""
     dump_dir: NotRequired[Callable[[], Path | None]]
     """Returns the directory for the batch of a diverged update, or None."""
+    env_kwargs: NotRequired[EnvKwargsWriter | None]
+    """Keyword arguments that the environments get while the run goes on; None if they keep theirs."""
 
 
 class UpdateLoop(ABC):
@@ -101,7 +105,7 @@ class UpdateLoop(ABC):
         staleness: meter and correction of the staleness of the samples used.
         policy_lag: histogram of the policy lag of the steps received.
         interval: updates between two publications, see `Publisher`.
-        wake, snapshots, total_steps, max_env_steps, other_steps, dump_dir: see `RunOptions`.
+        wake, snapshots, total_steps, max_env_steps, other_steps, dump_dir, env_kwargs: see `RunOptions`.
 
     Attributes:
         core, staleness, policy_lag: see above.
@@ -133,8 +137,10 @@ class UpdateLoop(ABC):
         max_env_steps: int | None = None,
         other_steps: Callable[[], int] = no_steps,
         dump_dir: Callable[[], Path | None] = no_directory,
+        env_kwargs: EnvKwargsWriter | None = None,
     ) -> None:
         self.core = core
+        self._env_kwargs = env_kwargs
         self.rings = source.rings
         self.pace = self._make_pace(max_env_steps)
         self.staleness, self.policy_lag = staleness, policy_lag
@@ -169,6 +175,7 @@ class UpdateLoop(ABC):
     def prepare(self) -> None:
         """Publish the first weights, for which the actors wait; called once, before the first tick."""
         if self.publisher.version == 0:
+            self._publish_env_kwargs(0, 0)
             self.publisher.publish()
 
     def close(self) -> None:  # noqa: B027
@@ -254,6 +261,15 @@ class UpdateLoop(ABC):
         if self.rings[index].take_waiting():
             self._wake(index)
 
+    def _publish_env_kwargs(self, first_row: int, env_steps: int) -> None:
+        """Let episodes that begin in `first_row` of a ring or later have the newest keyword arguments.
+
+        Relaxed loops call it in every tick, with row 0. The others call it where a copy of the weights is due, after
+        the last evaluation has ended, with the first row that is not granted.
+        """
+        if self._env_kwargs is not None:
+            self._env_kwargs.publish(first_row, env_steps)
+
     # --- copies of the weights for evaluation ------------------------------------------------------------------------
 
     def _copy_due(self, env_steps: int) -> bool:
@@ -266,6 +282,9 @@ class UpdateLoop(ABC):
             return True
         if self._snapshots.full:
             return False
+        if self._snapshots.in_turn:
+            first_row = max(0, int(self._granted.max()) - 1)  # a grant includes one next observation
+            self._publish_env_kwargs(first_row, env_steps)
         weights, version = self.publisher.current()
         self._snapshots.put(WeightSnapshot(weights, version, self.updates, env_steps))
         return True
@@ -289,6 +308,7 @@ class UpdateLoop(ABC):
             "published": self.publisher.published(),
             "staleness": saved(self.staleness),
             "policy_lag": saved(self.policy_lag),
+            "env_kwargs": {} if self._env_kwargs is None else dataclasses.asdict(self._env_kwargs.newest),
         }
 
     def restore(self, state: Mapping[str, Any], priorities: Priorities | None) -> None:

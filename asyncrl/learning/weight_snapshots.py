@@ -3,6 +3,10 @@
 The learner's thread copies its acting weights whenever training has passed another multiple of `eval_interval_steps`.
 The event loop takes the copies in this order and passes them to the evaluator. So the weights evaluated depend on steps
 only, not on the speed of the evaluator or the machine. If `CAPACITY` copies wait, the learner waits; none is skipped.
+
+Where an evaluation may change training (keyword arguments of the environments, set by a callback), and the run is to be
+repeatable, copies are made in turn: the next one waits until the last one was evaluated, and what that has changed holds
+from the next one's step on.
 """
 
 from __future__ import annotations
@@ -43,11 +47,21 @@ class WeightSnapshots:
         interval_steps: environment steps between two copies; None disables copies.
         capacity: maximum number of waiting copies.
         arrived: called on the learner's thread after a copy was added.
+        in_turn: whether a copy waits until the one before was evaluated.
+
+    Attributes:
+        in_turn: as given.
     """
 
     def __init__(
-        self, interval_steps: int | None, capacity: int = CAPACITY, arrived: Callable[[], None] | None = None
+        self,
+        interval_steps: int | None,
+        capacity: int = CAPACITY,
+        arrived: Callable[[], None] | None = None,
+        in_turn: bool = False,
     ) -> None:
+        self.in_turn = in_turn
+        self._put = self._evaluated = 0
         self._interval = interval_steps
         self._next = interval_steps
         self._capacity = capacity
@@ -62,13 +76,14 @@ class WeightSnapshots:
     @property
     def full(self) -> bool:
         """Whether the learner must wait before it copies again. Any thread."""
-        return len(self._waiting) >= self._capacity
+        return len(self._waiting) >= self._capacity or (self.in_turn and self._put > self._evaluated)
 
     def put(self, snapshot: WeightSnapshot) -> None:
         """Add a copy that was due. Learner thread."""
         assert self._interval is not None
         with self._lock:
             self._waiting.append(snapshot)
+        self._put += 1
         self._next = (snapshot.env_steps // self._interval + 1) * self._interval
         if self._arrived is not None:
             self._arrived()
@@ -95,6 +110,10 @@ class WeightSnapshots:
             self.put(snapshot)
         if next_steps is not None:
             self._next = -(-next_steps // self._interval) * self._interval
+
+    def evaluated(self) -> None:
+        """Count a copy as evaluated, with or without a result. Event-loop thread."""
+        self._evaluated += 1
 
     def take(self) -> WeightSnapshot | None:
         """Remove and return the oldest copy; None if there is none. Event-loop thread."""

@@ -58,6 +58,7 @@ class Callbacks:
 
     Attributes:
         error: the first exception that a callback has raised, or None.
+        event: name of the method that is being called, "" between two events.
 
     Raises:
         TypeError: see `checked`.
@@ -71,6 +72,7 @@ class Callbacks:
         fail: Callable[[BaseException], None],
     ) -> None:
         self.error: BaseException | None = None
+        self.event = ""
         self._trainer = trainer
         self._callbacks = checked(callbacks)
         self._failed: list[Any] = []
@@ -81,6 +83,12 @@ class Callbacks:
     def started(self) -> bool:
         """Whether `start` was called, and `end` was not."""
         return self._started
+
+    @property
+    def hear_evaluations(self) -> bool:
+        """Whether a callback has a method `on_evaluation` of its own."""
+        methods = (getattr(type(callback), "on_evaluation", None) for callback in self._callbacks)
+        return any(method not in (None, Callback.on_evaluation) for method in methods)
 
     def start(self) -> None:
         """Call `on_start`. Raises the first exception of a callback."""
@@ -110,6 +118,7 @@ class Callbacks:
     def _call(self, hook: str, *event: Any) -> None:
         if not self._started:
             return
+        self.event = hook
         for callback in self._callbacks:
             method = getattr(callback, hook, None)
             if method is None or any(callback is failed for failed in self._failed):
@@ -120,6 +129,7 @@ class Callbacks:
                     self._stop()
             except BaseException as error:  # raised at the end of the run
                 self._note(callback, _that_travels(error, f"{type(callback).__name__}.{hook}"))
+        self.event = ""
 
     def _note(self, callback: Any, error: BaseException) -> None:
         self._failed.append(callback)

@@ -84,6 +84,7 @@ class EvaluationSchedule:
         clock: the training clock; paused during a confirmation and from the end of training on.
         on_best: awaited with the result and weights of an evaluation better than all before it.
         on_evaluation: called with every recorded result, in order; of a hint and its confirmation only the latter.
+        on_evaluated: awaited after the evaluation of every copy, with or without a result.
         other_steps: returns the steps of the other groups, given this group's at a copy; called when it arrives.
 
     Attributes:
@@ -103,6 +104,7 @@ class EvaluationSchedule:
         clock: TrainClock,
         on_best: Callable[[EvaluationResult, NDArray[np.float32]], Awaitable[None]],
         on_evaluation: Callable[[EvaluationResult], None],
+        on_evaluated: Callable[[], Awaitable[None]],
         other_steps: Callable[[int], int],
     ) -> None:
         self._config = config
@@ -110,7 +112,7 @@ class EvaluationSchedule:
         self._trainee = trainee
         self._clock = clock
         self._on_best = on_best
-        self._on_evaluation = on_evaluation
+        self._on_evaluation, self._on_evaluated = on_evaluation, on_evaluated
         self._other_steps = other_steps
         self._arrivals: deque[tuple[float, int]] = deque()
         """Training time, and steps of the other groups, at the arrival of each waiting copy."""
@@ -171,6 +173,9 @@ class EvaluationSchedule:
                 return timed.copy.weights
             self.rounds += 1
             self._current = None
+            await self._on_evaluated()
+            self._trainee.snapshots.evaluated()
+            self._trainee.data_arrived()  # it may wait for this before the next copy
         return None
 
     def pending(self, waiting: tuple[WeightSnapshot, ...]) -> tuple[WeightSnapshot, ...]:

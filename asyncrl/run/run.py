@@ -25,7 +25,7 @@ import os
 import secrets
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,7 @@ from asyncrl.policies.portable_policy import BestPolicy, PolicyOrigin, PortableP
 from asyncrl.protocols import Algorithm, Policy, Updater
 from asyncrl.run.alert import send_summary, without_secrets
 from asyncrl.run.callbacks import Callbacks
+from asyncrl.run.env_kwargs import EnvKwargsChanges
 from asyncrl.run.evaluate import EvaluationSchedule
 from asyncrl.run.grouped import Group, made_by_others, without_others
 from asyncrl.run.machine import choose_device, require_float32, take_own_gpu, warn_of_too_many_threads
@@ -82,7 +83,7 @@ from asyncrl.run.ratings import Ratings
 from asyncrl.run.reporting import Reporter
 from asyncrl.run.resources import ResourceMeter
 from asyncrl.run.result import TrainResult
-from asyncrl.run.saving import CheckpointSaver, restore_rings, warn_of_file
+from asyncrl.run.saving import CheckpointSaver, refused_if_damaged, restore_rings, warn_of_file
 from asyncrl.run.slow_stop import warned_of_slow_stop, within_limit
 from asyncrl.run.summary import summarize
 from asyncrl.run.switching import fast_switching, frozen_objects
@@ -135,6 +136,7 @@ class Run:
         evaluator: plays greedy episodes in its own process.
         schedule: evaluates copies of the weights during training.
         saver: writes checkpoints, and restores one.
+        env_kwargs: changes of the training environments' keyword arguments.
         url: address of the live page, None if none is served.
         page_url: the same with the token in its fragment.
         result: the result, also of a failed run; None before the end, or if there are no weights.
@@ -188,6 +190,7 @@ class Run:
         self.reporter = Reporter(
             self.config, self.clock, on_snapshot, self.callbacks, exact=self.algorithm.exact
         )
+        self.env_kwargs = EnvKwargsChanges(self.config, source, server, self.directory, self.fail)
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()
@@ -211,6 +214,28 @@ class Run:
         """End the run with `error`. Loop thread only."""
         if not self._ended.done():
             self._ended.set_exception(error)
+
+    def set_env_kwargs(self, kwargs: Mapping[str, Any]) -> None:
+        """Change keyword arguments of the training environments for episodes that begin from now on. Loop thread only.
+
+        Raises:
+            RuntimeError: the run does not train now, or has several groups, or is repeatable and this is no event whose
+                step is the same in every run.
+            ValueError: it has no training environments.
+            TypeError: a value is not a Python literal.
+        """
+        if self.group is not None:
+            raise RuntimeError(f"set_env_kwargs works in runs of one group, got groups={self.whole[0].groups}")
+        if not self.built:
+            raise RuntimeError("set_env_kwargs works while the run trains; give Trainer(env_kwargs=...) before it")
+        if not self.config.actors:
+            raise ValueError(f"set_env_kwargs needs training environments, and {self.config.algo} learns from a dataset")
+        if self.algorithm.exact and self.callbacks.event not in ("on_start", "on_evaluation"):
+            raise RuntimeError(
+                f"with discipline={self.learner.discipline!r} set_env_kwargs is called in on_start or on_evaluation: "
+                "at any other time equal runs would change at different steps"
+            )
+        self.env_kwargs.set(kwargs, self.spec)
 
     def kill(self) -> None:
         """Kill every process of the run at once; any thread, also a signal handler."""
@@ -291,6 +316,7 @@ class Run:
             ValueError: the pace would deadlock.
         """
         stack.callback(self._server.close)
+        stack.push_async_callback(self.env_kwargs.close)
         require_float32()
         require_descriptors(self.config.actors)
         require_processes(self.config.actors)
@@ -460,7 +486,7 @@ class Run:
         self.pool = ActorPool(
             self._server,
             PoolPlan(self.source, packed, layout, actors, seed, served, among, self_play),
-            Connections(self.mailbox, self.doorbell, requests),
+            Connections(self.mailbox, self.doorbell, self.env_kwargs.writer, requests),
             limits=self._limits(),
             log_of=self.directory.actor_log,
             on_failure=self.fail,
@@ -482,6 +508,8 @@ class Run:
             stack.callback(self.inference.close)
         if self.resumed is not None:
             restore_rings(self.pool, self.resumed, getattr(self.algorithm, "segment_rows", 1))
+            with refused_if_damaged(self.resumed.path):
+                self.env_kwargs.restore(self.resumed)
 
     def _make_mailbox(self) -> SelfPlay | None:
         """Make the mailbox, for self-play with past versions, whose ratings are counted; returns how that is done."""
@@ -524,7 +552,10 @@ class Run:
     def _make_learner(self, core: Updater, rewards: GoalRewards | None, dataset: RingReader | None) -> None:
         """Make the learner over all rings, and the schedule of its evaluations."""
         config, algorithm, clock = self.config, self.algorithm, self.clock
-        snapshots = WeightSnapshots(config.eval_interval_steps, arrived=self._copy_arrived)
+        in_turn = algorithm.exact and self.callbacks.hear_evaluations
+        snapshots = WeightSnapshots(
+            config.eval_interval_steps, arrived=self._copy_arrived, in_turn=in_turn
+        )
         loop = make_loop(
             algorithm,
             config,
@@ -538,6 +569,7 @@ class Run:
             max_env_steps=config.total_steps if self.group is None else self.group.max_env_steps,
             other_steps=no_steps if self.group is None else self.group.scheduled_elsewhere,
             dump_dir=lambda: self.directory.current,
+            env_kwargs=self.env_kwargs.writer,
             goal_rewards=rewards,
             dataset=dataset,
         )
@@ -549,6 +581,7 @@ class Run:
             clock,
             self._save_best,
             self.reporter.evaluated,
+            self.env_kwargs.settle,
             self.other_steps,
         )
 
@@ -572,6 +605,7 @@ class Run:
             self.schedule,
             self.reporter,
             self.others,
+            self.env_kwargs.state,
             self.callbacks.checkpoint,
         )
 
@@ -608,6 +642,7 @@ class Run:
         return reason
 
     async def _learn(self) -> None:
+        await self.env_kwargs.settle()  # what `on_start` has set
         # All actors are ready and wait for the first weights, which the learner publishes before anything else.
         self.clock.start()
         await (self.learner.run() if self.group is None else self.group.learn(self.learner))

@@ -81,6 +81,7 @@ class CheckpointSaver:
         directory: the run directory; without a path nothing is saved.
         clock, learner, pool, schedule, reporter: parts of the run.
         others: returns the counters of the other groups.
+        env_kwargs: returns the newest change of the environments' keyword arguments.
         on_saved: called with the path of every checkpoint that was written.
 
     Attributes:
@@ -100,6 +101,7 @@ class CheckpointSaver:
         schedule: EvaluationSchedule,
         reporter: Reporter,
         others: Callable[[], dict[str, list[int]]],
+        env_kwargs: Callable[[], dict[str, Any]],
         on_saved: Callable[[str], None],
     ) -> None:
         self._exact = origin.algorithm.exact
@@ -112,7 +114,7 @@ class CheckpointSaver:
         self._config, self._meta_at_start, self._directory = config, origin.meta, directory
         self._clock, self._learner, self._pool = clock, learner, pool
         self._schedule, self._reporter = schedule, reporter
-        self._others, self._on_saved = others, on_saved
+        self._others, self._env_kwargs, self._on_saved = others, env_kwargs, on_saved
         self._turn = asyncio.Lock()
         self._unsaved_best: tuple[dict[str, Any], CheckpointMeta] | None = None
         self._written: tuple[str, tuple[object, ...]] = ("", ())
@@ -236,7 +238,7 @@ class CheckpointSaver:
         """Key that identifies a state of the run."""
         learner = self._learner
         counters = (learner.updates, learner.inserted_steps, len(self._schedule.evaluations))
-        return (*counters, self._unsaved_best is None, weights.tobytes())
+        return (*counters, self._env_kwargs()["number"], self._unsaved_best is None, weights.tobytes())
 
     async def _write(self, state: dict[str, Any], meta: CheckpointMeta, *, best: bool) -> str:
         self._directory.check()
@@ -316,6 +318,7 @@ class CheckpointSaver:
             "rings": self._positions(learner),
             "episodes": self._reporter.episodes.state(),
             "groups": self._others(),
+            "env_kwargs": self._env_kwargs(),
             "evaluations": _columns(EvaluationResult, schedule.evaluations),
             "rounds": schedule.rounds,
             "pending": [vars(copy) for copy in schedule.pending(self._learner.snapshots.waiting())],
@@ -348,10 +351,10 @@ class CheckpointSaver:
 
         Raises `CheckpointError` if they do not fit (ASYNC019).
         """
-        with _refused_if_damaged(resumed.path):
+        with refused_if_damaged(resumed.path):
             await _restore_learner(self._learner, resumed)
         learned = (await self._learner.report()).metrics
-        with _refused_if_damaged(resumed.path):
+        with refused_if_damaged(resumed.path):
             run = resumed.run
             self._clock.go_on_from(*run["clock"])
             evaluations = _records(run["evaluations"])
@@ -411,7 +414,7 @@ def shares(total: int, parts: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def _refused_if_damaged(path: Path) -> Iterator[None]:
+def refused_if_damaged(path: Path) -> Iterator[None]:
     """Turn an error about a missing or wrong part of the checkpoint into `CheckpointError` (ASYNC019)."""
     try:
         yield
@@ -436,7 +439,7 @@ def restore_rings(pool: ActorPool, resumed: Resumption, segment_length: int) -> 
     """
     if not pool.rings:  # a run on a dataset
         return
-    with _refused_if_damaged(resumed.path):
+    with refused_if_damaged(resumed.path):
         positions = _positions(pool, resumed, segment_length)
         rings = split_rings(resumed.rows) if resumed.rows is not None else []
         firsts = resumed.run["rings"]["first"].tolist()

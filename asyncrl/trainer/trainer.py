@@ -419,6 +419,38 @@ class Trainer(ShownByCard):
             with contextlib.suppress(RuntimeError):  # the run and its loop have just ended
                 loop.call_soon_threadsafe(run.stop, reason)
 
+    def set_env_kwargs(self, **kwargs: Any) -> None:
+        """Change keyword arguments of the training environments while the run goes on; any thread.
+
+        They hold for the episodes that begin afterwards. Every actor makes a new environment at the end of an episode,
+        unless the environment has a method `set_env_kwargs(**kwargs)`, which is called instead. Keyword arguments that
+        are not named keep their values; evaluations keep those that the run began with (see `eval_levels`).
+
+        In lockstep and synchronous runs it is called in `on_evaluation` (or `on_start`), and counts from the next
+        evaluation's step on. Keyword arguments that the environment does not take, or that change its spaces, end the
+        run with an error (ASYNC004, ASYNC005).
+
+        Raises:
+            RuntimeError: the run does not train now, has several groups, or is repeatable and this is another event.
+            ValueError: the run has no training environments.
+            TypeError: a value is not a Python literal.
+        """
+        with self._lock:
+            run, loop = self._run, self._loop
+        change = getattr(run, "set_env_kwargs", None)
+        if run is not None and change is None:
+            raise RuntimeError(f"set_env_kwargs works in runs of one group, got groups={self.config.groups}")
+        if change is None or loop is None or loop.is_closed():
+            raise RuntimeError("set_env_kwargs works while the run trains; give Trainer(env_kwargs=...) before it")
+        if threading.current_thread() is self._thread:
+            change(kwargs)
+            return
+
+        async def on_loop() -> None:
+            change(kwargs)
+
+        asyncio.run_coroutine_threadsafe(on_loop(), loop).result(CLOSE_SECONDS)
+
     def kill(self) -> None:
         """Kill every process of the run at once; any thread, also a signal handler."""
         if self._server is not None:
@@ -480,6 +512,12 @@ class Trainer(ShownByCard):
         """All options of the run by name, the algorithm's as `dqn.gamma`; a function as its text."""
         run, own = options_by_table(self.config, self.algorithm).values()
         return run | {f"{self.config.algo}.{name}": value for name, value in own.items()}
+
+    @property
+    def env_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments of the training environments, with the newest changes by `set_env_kwargs`."""
+        changes = getattr(self._run, "env_kwargs", None)
+        return dict(self.config.env_kwargs) if changes is None else changes.values
 
     @property
     def done(self) -> bool:

@@ -25,6 +25,7 @@ from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError
 from asyncrl.interfaces import FieldSpec, SelfPlay
 from asyncrl.shm import Doorbell, RingLayout, WeightMailbox
+from asyncrl.shm.env_kwargs import EnvKwargsWriter
 from asyncrl.shm.past_weights import PastWeights
 from asyncrl.shm.segment import POISON
 
@@ -87,6 +88,7 @@ class Rig:
         made = WeightMailbox.create(count) if self_play is None else PastWeights.create_for(count, self_play)
         self.mailbox = made
         self.doorbell = Doorbell.create()
+        self.env_kwargs = EnvKwargsWriter()
         try:
             spec = await probe(self.server, self.source)
             frozen = 0 if self_play is None else self_play.environments * (spec.num_agents - 1)
@@ -97,7 +99,7 @@ class Rig:
             self.pool = ActorPool(
                 self.server,
                 plan,
-                Connections(self.mailbox, self.doorbell),
+                Connections(self.mailbox, self.doorbell, self.env_kwargs),
                 limits=limits,
                 log_of=self._log_of,
                 on_failure=self.failures.append,
@@ -125,6 +127,7 @@ class Rig:
     def _close_memory(self) -> None:
         self.mailbox.close()
         self.doorbell.close()
+        self.env_kwargs.close()
 
     def publish_weights(self, first: float = 0.0) -> int:
         return self.mailbox.publish(np.full(self.policy.weight_count, first, np.float32))

@@ -813,6 +813,8 @@ class Parts:
 
     async def save_best(self, result: Any, weights: Any) -> None: ...
 
+    async def settle(self) -> None: ...
+
     async def evaluate(self, weights: Any, episodes: int, key: Any) -> Any:
         self._note("evaluate")
         if self.fails == "user stops":
@@ -855,7 +857,7 @@ class Ending(Run):
             self._stop_requested = asyncio.Event()
             parts = self.parts
             self.schedule = EvaluationSchedule(
-                self.config, parts, parts, self.clock, parts.save_best, lambda _: None, lambda _: 0
+                self.config, parts, parts, self.clock, parts.save_best, lambda _: None, parts.settle, lambda _: 0
             )
             return await self.end(reason, error)
 

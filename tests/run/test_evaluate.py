@@ -73,6 +73,10 @@ class Learner:
         self.looked += 1
 
 
+async def nothing():
+    """Nothing is awaited after an evaluation."""
+
+
 class Rig:
     """A schedule with fakes around it."""
 
@@ -95,6 +99,7 @@ class Rig:
             self.clock,
             self.on_best,
             self.on_evaluation,
+            nothing,
             other_steps,
         )
 
