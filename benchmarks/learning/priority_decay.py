@@ -73,7 +73,8 @@ def main() -> None:
     report.note(
         "settings",
         f"{ACTORS} actors of one environment that sleeps {DELAY_SECONDS} s a step, one {SLOW_FACTOR:g} times as long; "
-        f"replay of {parsed.capacity:,} steps; {SAMPLES_PER_INSERT:g} samples per insert; relaxed; at most {LIMIT_STEPS:,} steps",
+        f"replay of {parsed.capacity:,} steps; {SAMPLES_PER_INSERT:g} samples per insert; relaxed; at most "
+        f"{LIMIT_STEPS:,} steps",
     )
     found: dict[str, list[runs.Summary]] = {item: [] for item in parsed.items}
     for seed in range(parsed.seeds):
