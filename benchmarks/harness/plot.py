@@ -53,7 +53,8 @@ def _panel(at: int, title: str, axis: str, lines: Sequence[Line]) -> str:
         colour = COLOURS[i % len(COLOURS)]
         path = " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in line if math.isfinite(y))
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(_text(at + LEFT + 8 + 130 * i, 28, label, "start", colour))
+        apart = min(130, (WIDTH - LEFT - RIGHT) / len(lines))
+        parts.append(_text(at + LEFT + 8 + apart * i, 28, label, "start", colour))
     return "".join(parts)
 
 

@@ -31,13 +31,15 @@ class Delayed(gymnasium.Wrapper):
         busy: keep the core busy during the delay, instead of sleeping (like a remote simulator).
         uneven: draw the delay of an episode's steps from an exponential distribution at every reset, like levels of a
             game or poses of a robot of different cost.
+        variance: variance of a step's delay, in squares of its mean: gamma-distributed, drawn for every step. 0: none.
     """
 
-    def __init__(self, env: Any, seconds: float, *, busy: bool, uneven: bool) -> None:
+    def __init__(self, env: Any, seconds: float, *, busy: bool, uneven: bool, variance: float = 0.0) -> None:
         super().__init__(env)
         self._seconds = seconds
         self._busy = busy
         self._uneven = uneven
+        self._variance = variance
         self._random = np.random.default_rng((os.getpid(), id(self)))
         self._own_seconds = seconds
 
@@ -51,6 +53,8 @@ class Delayed(gymnasium.Wrapper):
         """Step, then wait for the delay."""
         result = self.env.step(action)
         seconds = self._own_seconds
+        if self._variance:
+            seconds = self._random.gamma(1 / self._variance, seconds * self._variance)
         if self._busy:
             end = time.perf_counter() + seconds
             while time.perf_counter() < end:
@@ -69,7 +73,7 @@ class DelayedFactory:
         seconds: mean delay of a step.
         slow_factor: factor of the delay in the actor with the claim.
         claim: path of the file by which one actor becomes the slow one; None: all are alike.
-        busy, uneven: see `Delayed`.
+        busy, uneven, variance: see `Delayed`.
     """
 
     env: str
@@ -78,6 +82,7 @@ class DelayedFactory:
     claim: str | None = None
     busy: bool = False
     uneven: bool = False
+    variance: float = 0.0
 
     def __call__(self) -> Any:
         """Make one environment."""
@@ -85,7 +90,8 @@ class DelayedFactory:
         if not _in_actor():
             return env
         factor = self.slow_factor if self.claim is not None and _claimed(self.claim) else 1.0
-        return Delayed(env, factor * self.seconds, busy=self.busy, uneven=self.uneven)
+        seconds = factor * self.seconds
+        return Delayed(env, seconds, busy=self.busy, uneven=self.uneven, variance=self.variance)
 
 
 def _in_actor() -> bool:

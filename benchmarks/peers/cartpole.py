@@ -59,24 +59,30 @@ def main() -> None:
             values = [r[what] for r in ours[clock]]
             report.add(f"asyncrl_{clock}_{what}", values, unit, sides={"asyncrl": side})
         if theirs and clock in theirs[0]["seconds"]:
-            add_peer(report, theirs, clock, seconds, side, ratio_goal)
+            add_peer(report, "sb3", theirs, clock, seconds, side, ratio_goal)
     report.write()
 
 
 def add_peer(
-    report: Report, results: list[runs.Summary], clock: str, ours: float, our_side: Side, goal: str
+    report: Report,
+    peer: str,
+    results: list[runs.Summary],
+    clock: str,
+    ours: float,
+    our_side: Side,
+    goal: str,
 ) -> None:
-    """Add the peer's figures of one clock; each of its runs has both. A missed target counts with the run's time."""
+    """Add a peer's figures of one clock; each of its runs has both. A missed target counts with the run's time."""
     times = [r["seconds"][clock] for r in results]
-    report.note(f"sb3_{clock}_reached", f"{sum(t is not None for t in times)} of {len(times)}")
+    report.note(f"{peer}_{clock}_reached", f"{sum(t is not None for t in times)} of {len(times)}")
     seconds = [r["train_seconds"] if t is None else t for r, t in zip(results, times, strict=True)]
-    theirs = {"sb3": Side.of(results)}
-    report.add(f"sb3_{clock}_train_seconds", seconds, "s", sides=theirs)
+    theirs = {peer: Side.of(results)}
+    report.add(f"{peer}_{clock}_train_seconds", seconds, "s", sides=theirs)
     both = {**theirs, "asyncrl": our_side}
-    report.add(f"sb3_{clock}_to_asyncrl", [median(seconds) / ours], "x", goal or None, both)
+    report.add(f"{peer}_{clock}_to_asyncrl", [median(seconds) / ours], "x", goal or None, both)
     if clock == "greedy":
         rates = [r["env_steps"] / r["train_seconds"] for r in results]
-        report.add("sb3_env_steps_per_second", rates, "steps/s", sides=theirs)
+        report.add(f"{peer}_env_steps_per_second", rates, "steps/s", sides=theirs)
 
 
 if __name__ == "__main__":

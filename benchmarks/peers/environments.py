@@ -17,10 +17,6 @@ import argparse
 import json
 import os
 import subprocess
-import sys
-import sysconfig
-import tempfile
-import venv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +26,7 @@ FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
 RESULT, PAGE = ROOT / "benchmarks" / "results" / "environments.json", ROOT / "docs" / "environments.md"
 MARK = "<!-- The rest is written by benchmarks/peers/environments.py. -->\n"
-TRAIN_SECONDS, CHECK_SECONDS, INSTALL_SECONDS = 400, 200, 1_200
+TRAIN_SECONDS, CHECK_SECONDS = 400, 200
 """Time limits of one command. Libraries of this list take up to twenty seconds to import beside a busy neighbour."""
 
 
@@ -183,6 +179,8 @@ def crafter() -> Any:
 
 def main() -> None:
     """Install, try, and write the result and the page."""
+    from benchmarks.harness import venvs
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--venv", type=Path, required=True, help="environment to install into; made if it is missing"
@@ -204,7 +202,7 @@ def main() -> None:
     for library in [] if given.page else LIBRARIES:
         if library.name.lower() not in wanted:
             continue
-        own = tried(library, python_of(given.venv), given.steps)
+        own = tried(library, venvs.python_of(given.venv), given.steps)
         order = [other.name for other in LIBRARIES]
         rows = [row for row in rows if row["library"] in order and row["library"] != library.name] + own
         rows.sort(key=lambda row: order.index(row["library"]))
@@ -212,44 +210,19 @@ def main() -> None:
     write_page(rows)
 
 
-def python_of(folder: Path) -> str:
-    """Interpreter of the environment `folder`, which is made if it is missing and sees this interpreter's packages."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    here = folder / "lib" / version / "site-packages" / "of_asyncrl.pth"
-    here.write_text(sysconfig.get_path("purelib") + "\n")
-    return str(python)
-
-
 def tried(library: Library, python: str, steps: str) -> list[dict[str, Any]]:
     """Install a library and try its cases; one row for each."""
+    from benchmarks.harness import venvs
+
     print(f"== {library.name}", flush=True)
-    if reason := install(library, python):
+    pins = sorted({package for other in LIBRARIES for package in other.packages})
+    if reason := venvs.install(python, library.packages, pins):
         return [{"library": library.name, "packages": library.packages, "state": "absent", "reason": reason}]
     rows = [case(library, python, arguments, steps) for arguments in library.cases]
     rows += [case(library, python, arguments, steps, fix) for arguments, fix in library.refused]
     for row in rows:
         print(f"   {row['state']:<9}{row['command']}  {row['reason']}", flush=True)
     return rows
-
-
-def install(library: Library, python: str) -> str:
-    """Install the packages of a library; returns the reason if that fails, "" else."""
-    pins = sorted({package for other in LIBRARIES for package in other.packages})
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.write("\n".join(pins) + "\n")
-        file.flush()
-        pip = [python, "-m", "pip", "install", "-q", "--no-input", "--prefer-binary", "-c", file.name]
-        try:
-            done = subprocess.run(
-                [*pip, *library.packages], capture_output=True, text=True, timeout=INSTALL_SECONDS
-            )
-        except subprocess.TimeoutExpired:
-            return f"not installed after {INSTALL_SECONDS} s"
-    errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-    return "" if done.returncode == 0 else (errors or ["pip failed"])[0].removeprefix("ERROR: ")
 
 
 def case(library: Library, python: str, arguments: str, steps: str, fix: str = "") -> dict[str, Any]:
