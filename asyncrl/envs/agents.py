@@ -76,8 +76,9 @@ def agents_of(name: str, env: Any) -> AgentsEnv | None:
     if parallel is None:
         if chosen:
             options = " and ".join(sorted(_OPTIONS[choice] for choice in chosen))
+            rule = "none" if ByPolicy in chosen else "false"
             raise ConfigurationError(
-                f"{options} must not be given for {name}, which has one agent", fix=f"leave {options} out"
+                f"{options} must be {rule} for {name}, which has one agent", fix=f"leave {options} out"
             )
         return None
     told: dict[str, bool] = {"agent_id": AgentId in chosen, "pad_spaces": PadSpaces in chosen}
@@ -443,17 +444,20 @@ class SharedForm:
             parts[AGENT_KEY] = spaces.Discrete(len(self._keys))
         return spaces.Dict(parts)
 
+    def _who(self) -> str:
+        all_agents = len(self._keys) == len(self._parallel.possible_agents)
+        return "All agents" if all_agents else f"The agents {', '.join(map(str, self._keys))}"
+
     def _require_one_form(self, observed: list[Any], acted: list[Any]) -> None:
         """Raise `SpacesDoNotFit` unless all agents have one form of observation and one action space."""
         for what, found, form in (("observation", observed, _form), ("action", acted, repr)):
             for key, space in zip(self._keys, found, strict=True):
                 if form(space) != form(found[0]):
                     raise SpacesDoNotFit(
-                        f"The agents {', '.join(map(str, self._keys))} of {self._name} share one policy, and their "
-                        f"{what} spaces differ.",
+                        f"{self._who()} of {self._name} share one policy, and their {what} spaces differ.",
                         facts={f"agent {self._keys[0]}": found[0], f"agent {key}": space},
                         fix="pad_spaces=True (--pad-spaces) pads vectors and discrete actions; other spaces must be "
-                        "made equal by a wrapper",
+                        "made equal by a wrapper, or their agents given policies of their own: policies={name: pattern}",
                     )
 
 
