@@ -7,6 +7,7 @@ are in its own record (`asyncrl.algorithms`). The two records together reproduce
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -25,6 +26,8 @@ from asyncrl.options import (
 
 EPISODE_WINDOW = 100
 """Number of training episodes in the mean `rollout/ep_rew_mean`, as in Stable-Baselines3."""
+OF_AGENTS = ("agent_id", "pad_spaces", "policies")
+"""Options that say how the agents of an environment see and act."""
 
 
 @documented
@@ -49,6 +52,9 @@ class TrainerConfig:
 
     pad_spaces: bool = False
     """Pad vectors and discrete actions of agents, where those of agents that share a policy differ."""
+
+    policies: Mapping[str, Any] = field(default_factory=dict)
+    """Several policies of the agents, name:pattern; agents whose whole name matches the pattern share the policy."""
 
     self_play: Literal["none", "newest", "uniform", "prioritized"] = "none"
     """Draw of past versions of the policy as opponents: the newest, any, or mostly those it loses to."""
@@ -209,11 +215,18 @@ class TrainerConfig:
                 raise ValueError(
                     f"{name} must be none with groups={self.groups}, got {getattr(self, name)!r}"
                 )
+        for name, pattern in self.policies.items():
+            _check_pattern(name, pattern)
         for name, kwargs in self.eval_levels.items():
             if not isinstance(kwargs, Mapping):
                 raise ValueError(f"eval_levels must have keyword arguments for {name}, got {kwargs!r}")
         if self.target_return is not None and self.eval_interval_steps is None:
             raise ValueError("target_return must come with eval_interval_steps, got none")
+
+    @property
+    def of_agents(self) -> dict[str, Any]:
+        """Options that say how agents see and act, for `EnvSource.changed`."""
+        return {name: getattr(self, name) for name in OF_AGENTS}
 
     @property
     def only_evaluation_stops(self) -> bool:
@@ -232,6 +245,16 @@ class TrainerConfig:
         if self.num_actors is not None:
             return self.num_actors
         return max(1, usable_cores() - 1)
+
+
+def _check_pattern(name: str, pattern: Any) -> None:
+    """Raise ValueError unless `pattern` is a regular expression."""
+    try:
+        re.compile(pattern)
+    except (TypeError, re.error) as error:
+        raise ValueError(
+            f"policies must have a regular expression for {name}, such as 'agent_.*', got {pattern!r}: {error}"
+        ) from None
 
 
 def usable_cores() -> int:

@@ -13,7 +13,7 @@ Axes, used in every docstring of the package:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -199,6 +199,49 @@ class Agent:
 
 
 @dataclass(frozen=True)
+class AgentPolicy:
+    """One of several policies of an environment's agents; `acting/agent_policies.py` has the design.
+
+    A row of the ring has room for the observation and the action of any policy's agents. If these are vectors of
+    different lengths, those of a shorter one are its first values, and zeros follow.
+
+    Attributes:
+        name: its name.
+        pattern: regular expression that the names of its agents match as a whole.
+        members: indices of its agents in `EnvSpec.agents`, ascending.
+        spec: of one of its agents, without padding; `spec.agents` are the policy's agents.
+    """
+
+    name: str
+    pattern: str
+    members: tuple[int, ...]
+    spec: EnvSpec
+
+    def streams(self, count: int, num_agents: int) -> NDArray[np.int64]:
+        """Streams of this policy's agents among the first `count`, ascending."""
+        first = np.arange(0, count, num_agents, dtype=np.int64)
+        return (first[:, None] + np.array(self.members, np.int64)).reshape(-1)
+
+    def own_observations(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Observations without padding, a view of `rows` `[..., *obs_shape]`."""
+        return _first_values(rows, self.spec.observation_shape)
+
+    def own_actions(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Actions without padding, a view of `rows` `[..., *act_shape]`."""
+        return _first_values(rows, self.spec.action.shape)
+
+
+def policy_returns(returns: Sequence[float], policies: Sequence[AgentPolicy]) -> dict[str, float]:
+    """Sum of the `returns` `[N]` of each policy's agents; empty if there are no returns, or no several policies."""
+    return {p.name: sum(returns[n] for n in p.members) for p in policies} if len(returns) else {}
+
+
+def _first_values(rows: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """View of `rows` with as many values along the last axis as `shape` has, which is no longer there than they are."""
+    return rows[..., : shape[-1]] if shape and rows.shape[-1] != shape[-1] else rows
+
+
+@dataclass(frozen=True)
 class EnvSpec:
     """Description of an environment for the trainer; picklable, holds no environment and no gymnasium object.
 
@@ -222,6 +265,8 @@ class EnvSpec:
         has_goal_reward: whether the environment has a method `compute_reward`; see `asyncrl.envs.goals`.
         agents: agents that share the policy, in the order of their streams: stream `e * N + n` is agent n of
             environment e. Empty for an environment of one agent. Observation and action are those of one agent.
+        policies: several policies of the agents, which have no agent in common; empty if all share one. Observation and
+            action are then those of a row, with room for any agent's, and each policy's own spec is in it.
     """
 
     name: str
@@ -237,6 +282,7 @@ class EnvSpec:
     observation_kind: ObservationKind | None = None
     has_goal_reward: bool = False
     agents: tuple[Agent, ...] = ()
+    policies: tuple[AgentPolicy, ...] = ()
 
     @property
     def num_agents(self) -> int:

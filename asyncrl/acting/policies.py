@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.agent_policies import AgentPolicies
 from asyncrl.acting.layouts import NetworkLayout, parameter_count
 from asyncrl.acting.modules import NetworkFactory, RecurrentFactory, make_acting_network, network_size
 from asyncrl.acting.network import NoisyActingNetwork
@@ -86,6 +87,8 @@ class QLayout(NetworkLayout):
 
 def has_epsilon(policy: object) -> bool:
     """Whether `policy` takes random actions at an exploration rate epsilon above 0."""
+    if isinstance(policy, AgentPolicies):
+        return has_epsilon(policy.parts[0])
     if not isinstance(policy, QPolicy):
         return False
     epsilon = policy.epsilon

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.agent_policies import AgentPolicies
 from asyncrl.acting.frames import next_stacks
 from asyncrl.acting.policies import float32_bounds
 from asyncrl.acting.recurrent import memory_of, next_states
@@ -66,7 +67,7 @@ class TrainedPolicy:
 
             actions, _ = policy.predict(observations)       # as the environment of `make_env()` gives and takes them
 
-        Masks of `info["action_mask"]` are given as `{agent: {"observation": ..., "action_mask": ...}}`.
+        Of several policies each acts for its own agents. Masks of `info["action_mask"]` are given as `{agent: {"observation": ..., "action_mask": ...}}`.
 
         Args:
             obs: one observation `[*obs_shape]` or a batch `[B, *obs_shape]`; of a Dict or Tuple space as the
@@ -86,6 +87,8 @@ class TrainedPolicy:
         Raises:
             ValueError: if `obs` or `state` has another shape.
         """
+        if self.spec.policies:
+            return self._predict_by_policy(obs, state, episode_start, deterministic)
         if self._by_agent(obs):
             return self._predict_agents(obs, state, episode_start, deterministic)
         batch, single = self._batch(obs, state, episode_start)
@@ -102,9 +105,70 @@ class TrainedPolicy:
         action = self._environment_form(action)
         return (action[0], None if after is None else after[0]) if single else (action, after)
 
+    @cached_property
+    def by_policy(self) -> dict[str, TrainedPolicy]:
+        """Each of several policies by its name, with its part of the weights; empty if there is one."""
+        if not isinstance(self.policy, AgentPolicies):
+            return {}
+        parts = zip(self.spec.policies, self.policy.weights_of(self.weights), self.policy.parts, strict=True)
+        return {policy.name: self._part(policy.spec, part, weights) for policy, weights, part in parts}
+
+    def _part(self, spec: EnvSpec, policy: Policy, weights: NDArray[np.float32]) -> TrainedPolicy:
+        """One of several policies."""
+        return TrainedPolicy(spec, policy, weights, self.rng)
+
+    def _predict_by_policy(
+        self, obs: Any, state: Any, episode_start: Any, deterministic: bool
+    ) -> tuple[Any, Any]:
+        """`predict` of several policies: of observations by agent, or of rows of all agents in order."""
+        if not self._by_agent(obs):
+            return self._predict_rows(np.asarray(obs), state, episode_start, deterministic)
+        actions: dict[Any, Any] = {}
+        after: dict[Any, Any] = {}
+        for part, own in self.of_agents(obs):
+            starts = {key: episode_start[key] for key in own} if isinstance(episode_start, Mapping) else episode_start
+            acted, states = part.predict(own, state, starts, deterministic)
+            actions |= acted
+            after |= states or {}
+        return {key: actions[key] for key in obs}, {key: after[key] for key in obs} if after else None
+
+    def of_agents(self, obs: Mapping[Any, Any]) -> Iterator[tuple[TrainedPolicy, dict[Any, Any]]]:
+        """Yield each of several policies, and the observations of its agents, if there are any."""
+        for policy in self.spec.policies:
+            names = {agent.name for agent in policy.spec.agents}
+            if own := {key: seen for key, seen in obs.items() if str(key) in names}:
+                yield self.by_policy[policy.name], own
+
+    def _predict_rows(
+        self, rows: NDArray[Any], state: Any, episode_start: Any, deterministic: bool
+    ) -> tuple[list[Any], NDArray[Any] | None]:
+        """`predict` for rows `[N, ...]` of all agents, as `AgentsEnv` returns them; actions are a list."""
+        if rows.shape[:1] != (self.spec.num_agents,) or rows.ndim == 1:
+            raise ValueError(
+                f"obs must be given by agent where agents have several policies: predict({{agent: obs}}), got an "
+                f"array of shape {rows.shape}"
+            )
+        actions: list[Any] = [None] * len(rows)
+        after: list[Any] = [None] * len(rows)
+        begins = _begins(episode_start, len(rows)) if episode_start is not None else None
+        for policy in self.spec.policies:
+            own = list(policy.members)
+            before = None if state is None else np.asarray(state)[own]
+            starts = None if begins is None else begins[own]
+            seen = policy.own_observations(rows)[own]
+            acted, states = self.by_policy[policy.name].predict(seen, before, starts, deterministic)
+            for place, n in enumerate(own):
+                actions[n], after[n] = acted[place], None if states is None else states[place]
+        return actions, None if after[0] is None else np.stack(after)
+
     def _by_agent(self, obs: Any) -> bool:
         """Whether these are observations by agent."""
-        return isinstance(obs, Mapping) and bool(obs) and {str(key) for key in obs} <= self._views.keys()
+        return isinstance(obs, Mapping) and bool(obs) and {str(key) for key in obs} <= self._names
+
+    @cached_property
+    def _names(self) -> set[str]:
+        """Names of the agents."""
+        return {agent.name for agent in self.spec.agents}
 
     def _keeps_stacks(self, state: Any, episode_start: Any) -> bool:
         """Whether the caller gives single observations, and their stacks as the state."""

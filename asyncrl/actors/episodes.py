@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from asyncrl.acting.frames import FrameStacks
 from asyncrl.acting.recurrent import memory_of
-from asyncrl.actors.streams import ActionForm, VectorStreams
+from asyncrl.actors.streams import VectorStreams, action_form
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError, EnvironmentRaised, error_text
@@ -129,7 +129,7 @@ class EpisodePlayer:
         lengths = np.zeros(episodes, np.int64)
         obs = self._stacks(episodes * self._spec.num_agents)
         self._states = self._no_memory(episodes * self._spec.num_agents)
-        form = ActionForm(self._envs[0].action_space)
+        form = action_form(self._envs[0])
         live = list(range(min(episodes, len(self._envs))))
         with self._environment_calls(seed):
             for episode in live:

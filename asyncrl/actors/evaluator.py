@@ -50,6 +50,7 @@ class RemoteEvaluator:
         level_returns: mean return of each of its levels by name, of several agents the sum; empty without levels.
         finished_episodes: number of finished episodes of the current evaluation, about a second ago.
         agents: names of several agents, in the order of their returns; empty for one agent.
+        policies: several policies of the agents; empty if all share one.
         levels: names of the levels; one without a name if there is a single environment.
     """
 
@@ -73,7 +74,7 @@ class RemoteEvaluator:
         self.levels: tuple[str, ...] = names
         self._plan = pickle.dumps(EvaluatorPlan(sources, policy_bytes, max_envs))
         self._name = spec.name
-        self.agents = tuple(agent.name for agent in spec.agents)
+        self.agents, self.policies = tuple(agent.name for agent in spec.agents), spec.policies
         self._seed = seed
         self._max_steps = max_episode_steps or spec.max_episode_steps or EPISODE_STEPS
         self.max_seconds: float | None = None

@@ -20,6 +20,7 @@ gymnasium is not imported: the environments are built by `EnvSource`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -202,6 +203,32 @@ class ActionForm:
         the time for NumPy's (2.6 against 4.8 microseconds in gymnasium 1.4).
         """
         return list(self.batch(actions))
+
+
+class ActionFormByAgent:
+    """`ActionForm` of the agents of environments, whose actions are of different spaces.
+
+    Args:
+        spaces: the action space of each agent. An action of fewer values than others is the first of a row.
+    """
+
+    def __init__(self, spaces: Sequence[Any]) -> None:
+        self._forms = [ActionForm(space) for space in spaces]
+        self._values = [math.prod(space.shape) for space in spaces]
+
+    def rows(self, actions: NDArray[Any]) -> list[Any]:
+        """Return one action per agent of as many environments; see `ActionForm.rows`."""
+        agents, rows = len(self._forms), [None] * len(actions)
+        for n, (form, values) in enumerate(zip(self._forms, self._values, strict=True)):
+            own = actions[n::agents]
+            rows[n::agents] = form.rows(own if own.ndim == 1 else own[:, :values])
+        return rows
+
+
+def action_form(env: Any) -> ActionForm | ActionFormByAgent:
+    """Conversion of the actions in an environment, or of its agents."""
+    each = getattr(env, "action_spaces", None) if hasattr(env, "policies") else None
+    return ActionForm(env.action_space) if each is None else ActionFormByAgent(each)
 
 
 class PlainStreams(Streams):
@@ -406,6 +433,7 @@ class AgentStreams(Streams):
         )
         self._made_for = [0] * len(envs)  # number of the change that each environment has
         self.envs, self._agents = list(envs), spec.agents
+        self._form = action_form(first)
         self.live: NDArray[np.bool_] = np.array([env.live for env in envs])
 
     @property
@@ -449,7 +477,7 @@ class AgentStreams(Streams):
         """See `Streams.step`; `first` is the first stream of an environment."""
         count = len(self._agents)
         flags = np.empty(len(actions), np.int64)
-        taken = self._action_form.rows(actions)
+        taken = self._form.rows(actions)
         for start in range(0, len(actions), count):
             streams, e = slice(first + start, first + start + count), (first + start) // count
             env, row = self.envs[e], slice(start, start + count)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from asyncrl.interfaces import ActionSpec
 
 
-OPTIONS = ("env_kwargs", "wrappers", "agent_id", "pad_spaces")
+OPTIONS = ("env_kwargs", "wrappers", "agent_id", "pad_spaces", "policies")
 """Options of a run that change its environment."""
 LISTED = 6
 """Most agents that are named."""
@@ -53,8 +53,7 @@ def run(options: argparse.Namespace, server: ForkServer) -> None:
     from asyncrl.envs.source import EnvSource
 
     config = options.config
-    chosen = {"agent_id": config.agent_id, "pad_spaces": config.pad_spaces}
-    source = EnvSource.from_user(config.env).changed(config.env_kwargs, config.wrappers, **chosen)
+    source = EnvSource.from_user(config.env).changed(config.env_kwargs, config.wrappers, **config.of_agents)
     facts = _facts(asyncio.run(trial(server, source, options.seconds)))
     print(json.dumps(facts, allow_nan=False) if options.json else _text(facts))
 
@@ -74,6 +73,9 @@ def _facts(trial: Trial) -> dict[str, Any]:
         "reward_threshold": spec.reward_threshold,
         "vector_envs": spec.vector_envs,
         "agents": [agent.name for agent in spec.agents],
+        "policies": {
+            policy.name: [agent.name for agent in policy.spec.agents] for policy in spec.policies
+        },
         "autoreset": trial.autoreset or None,
         "steps_per_second": trial.steps_per_second,
         "build_seconds": trial.build_seconds,
@@ -112,7 +114,7 @@ def _text(facts: dict[str, Any]) -> str:
     rows = {
         "environment": facts["env"]
         + (f", a vector of {vector}, autoreset {facts['autoreset']}" if vector else ""),
-        **_agents(facts["agents"]),
+        **_agents(facts["agents"], facts["policies"]),
         "observation": f"{dtype} of shape ({', '.join(map(str, shape))})",
         "action": facts["action"],
         "episodes": (f"at most {limit:,} steps" if limit else "no time limit")
@@ -128,16 +130,20 @@ def _text(facts: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"{'':<13}{text}" for text in facts["problems"][1:])])
 
 
-def _agents(names: list[str]) -> dict[str, str]:
-    """Row of the agents; none for an environment of one agent."""
+def _agents(names: list[str], policies: dict[str, list[str]]) -> dict[str, str]:
+    """Row of the agents, or of each policy's; none for an environment of one agent."""
     if not names:
         return {}
-    listed = (
-        ", ".join(names)
-        if len(names) <= LISTED
-        else f"{', '.join(names[:LISTED])} and {len(names) - LISTED} more"
-    )
-    return {"agents": f"{len(names)} that share one policy: {listed}"}
+    if policies:
+        each = (f"policy {policy}: {_listed(own)}" for policy, own in policies.items())
+        return {"agents": f"{len(names)}; {'; '.join(each)}"}
+    return {"agents": f"{len(names)} that share one policy: {_listed(names)}"}
+
+
+def _listed(names: list[str]) -> str:
+    if len(names) <= LISTED:
+        return ", ".join(names)
+    return f"{', '.join(names[:LISTED])} and {len(names) - LISTED} more"
 
 
 def _random(random: dict[str, Any]) -> str:

@@ -63,7 +63,8 @@ def run(options: EvalOptions, server: ForkServer) -> None:
             f"return       {record['return_mean']:.1f} +/- {record['return_std']:.1f} "
             f"over {options.episodes} greedy episodes, "
             f"from {record['return_min']:.1f} to {record['return_max']:.1f}\n"
-            f"{_agents(record.get('agent_returns', {}))}"
+            f"{_by_name('agents', record.get('agent_returns', {}))}"
+            f"{_by_name('policies', record.get('policy_returns', {}))}"
             f"length       {record['length_mean']:.1f} steps\n"
             f"policy       {policy.describe(file)}\n"
             f"file         {file}",
@@ -89,10 +90,14 @@ def evaluate(
         server: the fork server.
         env_kwargs: keyword arguments of the environment's constructor, over those of the run.
     """
+    from asyncrl.interfaces import policy_returns
+
     source = policy.source.changed(env_kwargs, ())
     each, lengths = asyncio.run(_play(policy, source, episodes, seed, server))
     returns = each if each.ndim == 1 else each.sum(axis=1)
     names = [agent.name for agent in policy.spec.agents]
+    means = each.mean(axis=0).tolist() if names else []
+    of_policies = policy_returns(means, policy.spec.policies)
     return {
         "checkpoint": file,
         "env": policy.meta.env,
@@ -106,7 +111,8 @@ def evaluate(
         "return_min": float(returns.min()),
         "return_max": float(returns.max()),
         "length_mean": float(lengths.mean()),
-        **({"agent_returns": dict(zip(names, each.mean(axis=0).tolist(), strict=True))} if names else {}),
+        **({"agent_returns": dict(zip(names, means, strict=True))} if names else {}),
+        **({"policy_returns": of_policies} if of_policies else {}),
     }
 
 
@@ -124,10 +130,7 @@ async def _play(
         await evaluator.close()
 
 
-def _agents(returns: dict[str, float]) -> str:
-    """Line with the mean return of each of several agents; "" for one agent."""
-    return (
-        f"agents       {', '.join(f'{name} {value:.1f}' for name, value in returns.items())}\n"
-        if returns
-        else ""
-    )
+def _by_name(label: str, returns: dict[str, float]) -> str:
+    """Line with the mean return of each of several agents or policies; "" without any."""
+    each = ", ".join(f"{name} {value:.1f}" for name, value in returns.items())
+    return f"{label:<13}{each}\n" if returns else ""

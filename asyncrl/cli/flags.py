@@ -25,6 +25,7 @@ R = TypeVar("R")
 UNLISTED = (
     "agent_id",
     "pad_spaces",
+    "policies",
     "demonstration_fraction",
     "eval_env_kwargs",
     "eval_levels",
@@ -43,13 +44,14 @@ UNLISTED = (
     "fusion_moments",
 )
 """Flags left out of help to keep it within two screens; `asyncrl explain` and the documentation have them."""
-SHORT = {"num_actors": "--actors", "total_steps": "--steps", "wrappers": "--wrapper"}
+SHORT = {"num_actors": "--actors", "total_steps": "--steps", "wrappers": "--wrapper", "policies": "--policy"}
 """Short forms of the most common flags."""
 _ITEMS = {
     "env_kwargs": "KEY:VALUE",
     "wrappers": "MODULE:NAME",
     "eval_env_kwargs": "KEY:VALUE",
     "eval_levels": "NAME:{KEY:VALUE}",
+    "policies": "NAME:PATTERN",
 }
 _PLACEHOLDERS = {"a whole number": "N", "a number": "X", "a text": "TEXT"}
 _HELP_COLUMN, _WIDEST, _LONGEST_LINE = 30, 110, 118

@@ -33,6 +33,7 @@ OPTIONS = (
     "wrappers",
     "agent_id",
     "pad_spaces",
+    "policies",
     "torch_threads",
 )
 """Options of the run that affect its speed."""
@@ -100,8 +101,7 @@ def _measure(options: argparse.Namespace, server: ForkServer) -> tuple[Sides, li
     from asyncrl.envs.source import EnvSource
 
     config, algorithm, seconds = options.config, options.algorithm, options.seconds
-    chosen = {"agent_id": config.agent_id, "pad_spaces": config.pad_spaces}
-    source = EnvSource.from_user(config.env).changed(config.env_kwargs, config.wrappers, **chosen)
+    source = EnvSource.from_user(config.env).changed(config.env_kwargs, config.wrappers, **config.of_agents)
     bare = asyncio.run(trial(server, source, seconds))
     if options.fixed:
         pilots = [run_pilot(config, algorithm, config.actors, config.envs_per_actor, seconds)]

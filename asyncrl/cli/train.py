@@ -26,7 +26,7 @@ from asyncrl.cli.train_flags import (
     make_parser,
     reported_as_usage,
 )
-from asyncrl.config import TrainerConfig
+from asyncrl.config import OF_AGENTS, TrainerConfig
 from asyncrl.errors import UserError
 from asyncrl.options import option_values, parse_count
 from asyncrl.protocols import Algorithm
@@ -140,9 +140,10 @@ def parse_run(arguments: Sequence[str], make_parser: Callable[[list[str]], Parse
     if file is not None and _is_own_file(in_file.get("run_dir"), file):
         del tuned["run_dir"]
     pickled = flags.get("env_file", in_file.get("env_file")) is not None
-    if pickled and {"env_kwargs", "wrappers", "agent_id", "pad_spaces"} & set(flags):
+    if pickled and {"env_kwargs", "wrappers", *OF_AGENTS} & set(flags):
         parser.error(
-            "--env-kwargs, --wrapper, --agent-id and --pad-spaces cannot change the pickled environment of --config"
+            "--env-kwargs, --wrapper, --agent-id, --pad-spaces and --policy cannot change the pickled environment of "
+            "--config"
         )
     config = _record(parser, TrainerConfig, flags, tuned, file, TRAINER)
     record: Any = ALGORITHMS[algo]

@@ -31,6 +31,7 @@ FIRST = (
     "wrappers",
     "agent_id",
     "pad_spaces",
+    "policies",
     "self_play",
     "self_play_fraction",
     "self_play_interval",

@@ -5,18 +5,19 @@
                                      changes before the last one has acted
     gymnasium with Tuple spaces      one part for each agent and a reward for each (LBF, RWARE): `TupleAgents`
 
-All agents share one policy, so they have one form of observation and one action space. `pad_spaces` makes them equal,
-`agent_id` tells the policy which agent it acts for. Both change an agent's own observation in `AgentView`, which a
-saved policy uses as well.
+Agents that share a policy have one form of observation and one action space (`SharedForm`): all agents, or those of
+each of several policies (`AgentsByPolicy`). `pad_spaces` makes them equal, `agent_id` tells the policy which of its
+agents it acts for. Both change an agent's own observation in `AgentView`, which a saved policy uses as well.
 
 An agent may end before the others, or take no part in an episode at all: it *waits* until the environment is reset.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Env, spaces
@@ -33,14 +34,14 @@ from asyncrl.errors import (
     SpacesDoNotFit,
     error_text,
 )
-from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Agent
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Agent, Leaf
 
 
 class _Choice:
-    """Wrapper that has no effect but that `agents_of` finds it."""
+    """Wrapper that has no effect but that `agents_of` finds it, with its arguments."""
 
-    def __init__(self, env: Any) -> None:
-        self.env = env
+    def __init__(self, env: Any, **arguments: Any) -> None:
+        self.env, self.arguments = env, arguments
 
 
 class AgentId(_Choice):
@@ -51,27 +52,39 @@ class PadSpaces(_Choice):
     """The option `pad_spaces`: shorter observations and smaller numbers of actions are padded to the largest."""
 
 
+class ByPolicy(_Choice):
+    """The option `policies`: argument `patterns`, the pattern of each policy's agents by its name."""
+
+
+_OPTIONS = {AgentId: "agent_id", PadSpaces: "pad_spaces", ByPolicy: "policies"}
+
+
 def agents_of(name: str, env: Any) -> AgentsEnv | None:
     """Return the environment of several agents that `env` is; None if it has one agent.
 
     Raises:
-        ConfigurationError: `agent_id` or `pad_spaces` is set for an environment of one agent (ASYNC017).
+        ConfigurationError: `agent_id`, `pad_spaces` or `policies` is set for an environment of one agent, or the
+            patterns of `policies` do not divide the agents (ASYNC017).
         EnvironmentNotBuilt: its agents take turns and cannot act at once (ASYNC004).
         SpacesDoNotFit: its agents have different spaces (ASYNC005).
     """
-    chosen = set[type]()
+    chosen: dict[type, dict[str, Any]] = {}
     while isinstance(env, _Choice):
-        chosen.add(type(env))
+        chosen[type(env)] = env.arguments
         env = env.env
     parallel = _parallel(name, env)
-    if parallel is not None:
-        return AgentsEnv(name, parallel, agent_id=AgentId in chosen, pad_spaces=PadSpaces in chosen)
-    if chosen:
-        options = " and ".join(sorted("agent_id" if c is AgentId else "pad_spaces" for c in chosen))
-        raise ConfigurationError(
-            f"{options} must be false for {name}, which has one agent", fix=f"leave {options} out"
-        )
-    return None
+    if parallel is None:
+        if chosen:
+            options = " and ".join(sorted(_OPTIONS[choice] for choice in chosen))
+            rule = "none" if ByPolicy in chosen else "false"
+            raise ConfigurationError(
+                f"{options} must be {rule} for {name}, which has one agent", fix=f"leave {options} out"
+            )
+        return None
+    told: dict[str, bool] = {"agent_id": AgentId in chosen, "pad_spaces": PadSpaces in chosen}
+    if ByPolicy in chosen:
+        return AgentsByPolicy(name, parallel, chosen[ByPolicy]["patterns"], **told)
+    return AgentsEnv(name, parallel, **told)
 
 
 def _parallel(name: str, env: Any) -> Any:
@@ -193,20 +206,25 @@ class AgentsEnv:
         limit = getattr(getattr(parallel, "unwrapped", None), "max_cycles", None)
         limits = SimpleNamespace(max_episode_steps=limit, reward_threshold=None)
         self.spec = getattr(parallel, "spec", None) or limits
-        self.agents_spec, seen, self.action_space = self._shared_spaces(agent_id, pad_spaces)
-        self.observation_space, self._packing = seen, None
-        if isinstance(seen, STRUCTURED) and (leaves := leaves_of(seen)):
-            self._packing = Packing(seen, leaves)
-            self.observation_space = self._packing.space
-            self.packed_leaves, self.unread = leaves, self._packing.unread
-        views = agent_views(self.agents_spec, getattr(self, "packed_leaves", ()))
-        self._views = [views[agent.name] for agent in self.agents_spec]
+        if not self._keys or len(set(map(str, self._keys))) < len(self._keys):
+            raise self._broken(
+                "the constructor", f"possible_agents is {self._keys!r}, and must name every agent once"
+            )
+        self._take_forms(agent_id, pad_spaces)
         self._shape = tuple(self.observation_space.shape or ())
         self._dtype = np.dtype(self.observation_space.dtype)
         count = len(self._keys)
         self.obs: NDArray[Any] = np.zeros((count, *self._shape), self._dtype)
         self.flags: NDArray[np.uint8] = np.zeros(count, np.uint8)
         self.live: NDArray[np.bool_] = np.zeros(count, np.bool_)
+
+    def _take_forms(self, agent_id: bool, pad_spaces: bool) -> None:
+        """Set the attributes that say what the agents see and do; called by the constructor."""
+        form = SharedForm(self._name, self.parallel, self._keys, agent_id, pad_spaces)
+        self.agents_spec, self._form, self._packed = form.agents_spec, form, form.packing is not None
+        self.observation_space, self.action_space = form.observation_space, form.action_space
+        if form.packing is not None:
+            self.packed_leaves, self.unread = form.packed_leaves, form.packing.unread
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -293,20 +311,10 @@ class AgentsEnv:
 
     def _store(self, n: int, call: str, obs: Any, info: Any) -> None:
         """Write the newest observation of agent n, which `reset` or `step` returned."""
-        if self._packing is not None:
-            mask = info.get(MASK_KEY) if info else None
-            try:
-                obs = self._views[n](obs, mask)
-            except (KeyError, ValueError) as error:
-                raise ObservationOffSpace(
-                    f"An observation of {self._name} is off its space: {error_text(error)}",
-                    facts={"agent": self.agents_spec[n].name, "call": call},
-                    fix="return what the agent's observation_space says",
-                ) from error
-            obs = self._packing(obs)
-        elif not (type(obs) is np.ndarray and obs.shape == self._shape and obs.dtype == self._dtype):
-            name = f"{self._name}, agent {self.agents_spec[n].name}"
-            obs = env_checks.check_observation(name, call, obs, self._shape, self._dtype)
+        if self._packed or not (
+            type(obs) is np.ndarray and obs.shape == self._shape and obs.dtype == self._dtype
+        ):
+            obs = self._form.row(n, call, obs, info)
         self.obs[n] = obs
 
     def _rewards(self, values: list[Any]) -> NDArray[np.float64]:
@@ -320,17 +328,73 @@ class AgentsEnv:
     def _broken(self, call: str, what: str) -> ParallelAPIBroken:
         return _broken(self._name, call, what)
 
-    # --- one form for all agents -------------------------------------------------------------------------------------
+
+class SharedForm:
+    """What agents that share a policy see and do.
+
+    Args:
+        name: name of the environment in messages.
+        parallel: environment with PettingZoo's parallel API.
+        keys: its agents that share the policy.
+        agent_id, pad_spaces: see `TrainerConfig`.
+
+    Attributes:
+        agents_spec: the agents, in the order of `keys`.
+        observation_space, action_space: of each of them, as the policy sees them.
+        packing: packs structured observations into rows; None if observations are arrays.
+        packed_leaves: leaves of these rows; not set if observations are arrays.
+        unread: parts of structured observations that are text; likewise.
+        spec: None, as it has no limits; for `checks.spec_of`.
+
+    Raises:
+        SpacesDoNotFit: they have different spaces (ASYNC005).
+    """
+
+    packed_leaves: tuple[Leaf, ...]
+    unread: tuple[str, ...]
+    spec = None
+
+    def __init__(
+        self, name: str, parallel: Any, keys: Sequence[Any], agent_id: bool, pad_spaces: bool
+    ) -> None:
+        self._name, self._parallel, self._keys = name, parallel, list(keys)
+        self.agents_spec, seen, self.action_space = self._shared_spaces(agent_id, pad_spaces)
+        self.observation_space, self.packing = seen, None
+        if isinstance(seen, STRUCTURED) and (leaves := leaves_of(seen)):
+            self.packing = Packing(seen, leaves)
+            self.observation_space = self.packing.space
+            self.packed_leaves, self.unread = leaves, self.packing.unread
+        self._shape = tuple(self.observation_space.shape or ())
+        self._dtype = np.dtype(self.observation_space.dtype)
+        views = agent_views(self.agents_spec, getattr(self, "packed_leaves", ()))
+        self._views = [views[agent.name] for agent in self.agents_spec]
+
+    def row(self, place: int, call: str, obs: Any, info: Any) -> NDArray[Any]:
+        """Convert an observation that `call` returned for the agent at `place` to the array that the policy sees.
+
+        Raises:
+            ObservationOffSpace, NonFiniteStep: see `AgentsEnv.step`.
+        """
+        agent = self.agents_spec[place].name
+        if self.packing is None:
+            name = f"{self._name}, agent {agent}"
+            return env_checks.check_observation(name, call, obs, self._shape, self._dtype)
+        mask = info.get(MASK_KEY) if info else None
+        try:
+            obs = self._views[place](obs, mask)
+        except (KeyError, ValueError) as error:
+            raise ObservationOffSpace(
+                f"An observation of {self._name} is off its space: {error_text(error)}",
+                facts={"agent": agent, "call": call},
+                fix="return what the agent's observation_space says",
+            ) from error
+        return self.packing(obs)
 
     def _shared_spaces(
         self, agent_id: bool, pad_spaces: bool
     ) -> tuple[tuple[Agent, ...], spaces.Space[Any], spaces.Space[Any]]:
         """Return the agents, and the observation as the policy sees it and the action space of each of them."""
-        keys, parallel = self._keys, self.parallel
-        if not keys or len(set(map(str, keys))) < len(keys):
-            raise self._broken(
-                "the constructor", f"possible_agents is {keys!r}, and must name every agent once"
-            )
+        keys, parallel = self._keys, self._parallel
         observed = [parallel.observation_space(key) for key in keys]
         acted = [parallel.action_space(key) for key in keys]
         values = _lengths(observed) if pad_spaces else []
@@ -361,7 +425,7 @@ class AgentsEnv:
         masked = [isinstance(space, spaces.Dict) and MASK_KEY in space.spaces for space in observed]
         if any(masked) or any(mask_size(space) is None for space in acted):
             return masked
-        infos = _dicts(self._name, "reset", self.parallel.reset(), ("observations", "infos"))[1]
+        infos = _dicts(self._name, "reset", self._parallel.reset(), ("observations", "infos"))[1]
         return [MASK_KEY in (infos.get(key) or {}) for key in self._keys]
 
     def _seen(self, own: Any, longest: int, choices: int | None, agent_id: bool) -> spaces.Space[Any]:
@@ -380,17 +444,143 @@ class AgentsEnv:
             parts[AGENT_KEY] = spaces.Discrete(len(self._keys))
         return spaces.Dict(parts)
 
+    def _who(self) -> str:
+        all_agents = len(self._keys) == len(self._parallel.possible_agents)
+        return "All agents" if all_agents else f"The agents {', '.join(map(str, self._keys))}"
+
     def _require_one_form(self, observed: list[Any], acted: list[Any]) -> None:
         """Raise `SpacesDoNotFit` unless all agents have one form of observation and one action space."""
         for what, found, form in (("observation", observed, _form), ("action", acted, repr)):
             for key, space in zip(self._keys, found, strict=True):
                 if form(space) != form(found[0]):
                     raise SpacesDoNotFit(
-                        f"All agents of {self._name} share one policy, and their {what} spaces differ.",
+                        f"{self._who()} of {self._name} share one policy, and their {what} spaces differ.",
                         facts={f"agent {self._keys[0]}": found[0], f"agent {key}": space},
                         fix="pad_spaces=True (--pad-spaces) pads vectors and discrete actions; other spaces must be "
-                        "made equal by a wrapper",
+                        "made equal by a wrapper, or their agents given policies of their own: policies={name: pattern}",
                     )
+
+
+class PolicyForm(NamedTuple):
+    """One of several policies: its name, its pattern, the indices of its agents, and what they see and do."""
+
+    name: str
+    pattern: str
+    members: tuple[int, ...]
+    form: SharedForm
+
+
+class AgentsByPolicy(AgentsEnv):
+    """Environment whose agents have several policies, each with a `SharedForm` of its own agents.
+
+    Observations of the agents are one array. If the policies' are vectors of different lengths they are padded with
+    zeros to the longest; otherwise their shapes must agree. So it is with actions. See `AgentPolicy`.
+
+    Args:
+        patterns: by the policy's name, a regular expression that the whole name of each of its agents matches.
+        name, parallel, choices: see `AgentsEnv`.
+
+    Attributes:
+        policies: the policies, in the order of `patterns`.
+        action_spaces: of every agent, in the order of the agents.
+
+    Raises:
+        ConfigurationError: an agent has no policy or several, or a policy has no agent (ASYNC017).
+        SpacesDoNotFit: agents of one policy have different spaces, or observations or actions of two policies do not
+            fit one row (ASYNC005).
+    """
+
+    def __init__(self, name: str, parallel: Any, patterns: Mapping[str, str], **choices: bool) -> None:
+        self._patterns = dict(patterns)
+        super().__init__(name, parallel, **choices)
+
+    def _take_forms(self, agent_id: bool, pad_spaces: bool) -> None:
+        divided = divided_agents(self._name, [str(key) for key in self._keys], self._patterns)
+        self.policies: list[PolicyForm] = []
+        places: dict[int, tuple[SharedForm, int]] = {}
+        for policy, members in divided.items():
+            keys = [self._keys[n] for n in members]
+            form = SharedForm(self._name, self.parallel, keys, agent_id, pad_spaces)
+            self.policies.append(PolicyForm(policy, self._patterns[policy], members, form))
+            places |= {n: (form, place) for place, n in enumerate(members)}
+        self._places = [places[n] for n in range(len(self._keys))]
+        self.agents_spec = tuple(form.agents_spec[place] for form, place in self._places)
+        self.action_spaces = [form.action_space for form, _ in self._places]
+        self.observation_space = self._widest("observation")
+        self.action_space = self._widest("action")
+
+    def _widest(self, what: str) -> spaces.Space[Any]:
+        """Space of an observation or an action with room for those of every policy: that of the longest vector."""
+        found = {policy.name: getattr(policy.form, f"{what}_space") for policy in self.policies}
+        first, longest = next(iter(found)), max(found, key=lambda name: _length(found[name]))
+        for name, space in found.items():
+            if _cell(space) != _cell(found[first]):
+                raise SpacesDoNotFit(
+                    f"The policies {first} and {name} of {self._name} have {what} spaces that do not fit one row.",
+                    facts={f"policy {first}": found[first], f"policy {name}": space},
+                    fix="vectors of one dtype may differ in length; make other spaces equal by a wrapper, or train the "
+                    "policies in runs of their own",
+                )
+        return found[longest]
+
+    def _store(self, n: int, call: str, obs: Any, info: Any) -> None:
+        """See `AgentsEnv`."""
+        form, place = self._places[n]
+        row = form.row(place, call, obs, info)
+        self.obs[n, : row.shape[0]] = row
+
+
+def divided_agents(
+    name: str, agents: Sequence[str], patterns: Mapping[str, str]
+) -> dict[str, tuple[int, ...]]:
+    """Indices of each policy's agents by the policy's name.
+
+    Raises:
+        ConfigurationError: an agent has no policy or several, a policy has no agent, or has the name of an agent that
+            is not its only one (ASYNC017).
+    """
+    found = {
+        policy: tuple(n for n, agent in enumerate(agents) if re.fullmatch(pattern, agent))
+        for policy, pattern in patterns.items()
+    }
+    facts = {"agents": ", ".join(agents), **{f"policy {own}": pattern for own, pattern in patterns.items()}}
+    for n, agent in enumerate(agents):
+        own = [policy for policy, members in found.items() if n in members]
+        if len(own) != 1:
+            what = f"the patterns of {' and '.join(own)} match it" if own else "no pattern matches it"
+            fix = "narrow one of the patterns" if own else "add a policy for it, or widen a pattern"
+            raise ConfigurationError(
+                f"policies must give every agent of {name} one policy: of agent {agent} {what}",
+                facts=facts,
+                fix=f"{fix}; a pattern is a regular expression that matches the whole name",
+            )
+    for policy, members in found.items():
+        if not members:
+            raise ConfigurationError(
+                f"every pattern of policies must match an agent of {name}: {patterns[policy]!r} of policy {policy} "
+                "matches none",
+                facts=facts,
+                fix="change the pattern, a regular expression that matches the whole name, or leave the policy out",
+            )
+        if policy in agents and [agents[n] for n in members] != [policy]:
+            raise ConfigurationError(
+                f"policy {policy} must have a name of its own: an agent of {name} is called so, and is not its only one",
+                facts=facts,
+                fix="rename the policy",
+            )
+    return found
+
+
+def _cell(space: Any) -> tuple[Any, ...]:
+    """What spaces must have in common to fit one array: all of the shape, but the length of a vector."""
+    kind = "discrete" if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else "box"
+    shape = space.shape if len(space.shape or ()) != 1 else ("vector",)
+    return kind, shape, space.dtype
+
+
+def _length(space: Any) -> int:
+    """Number of values of a vector, 0 of anything else."""
+    return int(space.shape[0]) if len(space.shape or ()) == 1 else 0
 
 
 _STEP = ("observations", "rewards", "terminations", "truncations", "infos")

@@ -1,7 +1,7 @@
 """Changes to an environment: keyword arguments of its constructor, and wrappers around it.
 
 Both have a text form (`gravity:9`, `module:Name`) for the command line, `config.toml` and checkpoints, and are sent as
-JSON, which executes no code. A wrapper that other processes cannot import by name is sent as a pickle instead.
+JSON, which executes no code; the name of a wrapper may be followed by keyword arguments as JSON. A wrapper that other processes cannot import by name is sent as a pickle instead.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from asyncrl.errors import ConfigurationError
@@ -61,7 +62,13 @@ def wrapped(env: Any, wrappers: Sequence[Wrapper]) -> Any:
     return env
 
 
+def with_arguments(name: str, **arguments: Any) -> str:
+    """Return the text of the wrapper `name` with keyword arguments, which are JSON values."""
+    return name + json.dumps(arguments)
+
+
 def _find(name: str) -> Callable[[Any], Any]:
+    name, brace, arguments = name.partition("{")
     module, _, attribute = name.rpartition(":")
     found: Any = None
     reason = "it is not of the form module:Name"
@@ -78,5 +85,5 @@ def _find(name: str) -> Callable[[Any], Any]:
             fix="name a class or function that takes the environment, such as "
             "gymnasium.wrappers:FlattenObservation or my_module:MyWrapper",
         )
-    wrapper: Callable[[Any], Any] = found
+    wrapper: Callable[[Any], Any] = partial(found, **json.loads(brace + arguments)) if brace else found
     return wrapper

@@ -26,7 +26,14 @@ from asyncrl.errors import (
     error_text,
     printable,
 )
-from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
+from asyncrl.interfaces import (
+    ActionSpec,
+    AgentPolicy,
+    BoxAction,
+    DiscreteAction,
+    EnvSpec,
+    MultiDiscreteAction,
+)
 
 NEXT_STEP, DISABLED = "NextStep", "Disabled"
 _CHECK_SEED = 0
@@ -64,6 +71,10 @@ def spec_of(name: str, env: Any) -> EnvSpec:
         unread=getattr(env, "unread", ()),
         has_goal_reward=has_method(env, "compute_reward"),
         agents=getattr(env, "agents_spec", ()),
+        policies=tuple(
+            AgentPolicy(policy.name, policy.pattern, policy.members, spec_of(name, policy.form))
+            for policy in getattr(env, "policies", ())
+        ),
     )
 
 
@@ -117,6 +128,7 @@ def require_same_spaces(spec: EnvSpec, other: EnvSpec) -> None:
         ("action", spec.action, other.action),
         ("observation", _stored(spec), _stored(other)),
         ("agents", spec.agents, other.agents),
+        ("policies", spec.policies, other.policies),
     ):
         if trained != evaluated:
             raise SpacesDoNotFit(
@@ -254,6 +266,8 @@ def check_calls(name: str, env: Any, spec: EnvSpec) -> None:
 
 def seed_actions(env: Any) -> None:
     """Seed the space that `random_action` draws from."""
+    for policy in getattr(env, "policies", ()):
+        policy.form.action_space.seed(_CHECK_SEED)
     (env.single_action_space if _has_single_spaces(env) else env.action_space).seed(_CHECK_SEED)
 
 
@@ -262,6 +276,12 @@ def random_action(env: Any, spec: EnvSpec, obs: Any) -> Any:
 
     An environment may raise for a forbidden action. Masks of MultiBinary spaces are ignored.
     """
+    if spec.policies:
+        chosen: dict[int, Any] = {}
+        for policy, of_env in zip(spec.policies, env.policies, strict=True):
+            own = policy.own_observations(np.asarray(obs)[list(policy.members)])
+            chosen |= dict(zip(policy.members, random_action(of_env.form, policy.spec, own), strict=True))
+        return [chosen[n] for n in range(len(spec.agents))]
     space, read = env.action_space, mask_reader(spec)
     if _has_single_spaces(env):
         return np.stack([env.single_action_space.sample() for _ in range(env.num_envs)])
@@ -281,6 +301,12 @@ def observations_fit(env: Any, obs: Any) -> bool:
     obs = np.asarray(obs)
     if _has_single_spaces(env):
         return all(env.single_observation_space.contains(one) for one in obs)
+    if hasattr(env, "policies"):
+        return all(
+            policy.form.observation_space.contains(obs[n, : policy.form.observation_space.shape[0]])
+            for policy in env.policies
+            for n in policy.members
+        )
     if hasattr(env, "agents_spec"):
         return all(env.observation_space.contains(one) for one in obs)
     return bool(env.observation_space.contains(obs))

@@ -18,12 +18,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
 
 from asyncrl.envs import checks as env_checks
-from asyncrl.envs.changes import Wrapper, name_of_wrapper, pack_changes, unpack_changes, wrapped
+from asyncrl.envs.changes import (
+    Wrapper,
+    name_of_wrapper,
+    pack_changes,
+    unpack_changes,
+    with_arguments,
+    wrapped,
+)
 from asyncrl.envs.factory_pickle import factory_name, pack_factory
 from asyncrl.envs.registered import entry_module, extra_for, find, newer_mujoco
 from asyncrl.errors import (
@@ -103,10 +111,12 @@ class EnvSource:
         *,
         agent_id: bool = False,
         pad_spaces: bool = False,
+        policies: Mapping[str, str] = MappingProxyType({}),
     ) -> EnvSource:
         """Return a source with keyword arguments for the constructor, and with wrappers, innermost first.
 
-        `agent_id` and `pad_spaces` are wrappers too (`asyncrl.envs.agents`), so that all who build the source see them.
+        `agent_id`, `pad_spaces` and `policies` are wrappers too (`asyncrl.envs.agents`), so that all who build the
+        source see them.
 
         Raises:
             TypeError: a wrapper is neither a name nor callable.
@@ -114,6 +124,8 @@ class EnvSource:
         """
         chosen = {"PadSpaces": pad_spaces, "AgentId": agent_id}
         wrappers = (*wrappers, *(f"asyncrl.envs.agents:{name}" for name, wanted in chosen.items() if wanted))
+        if policies:
+            wrappers += (with_arguments("asyncrl.envs.agents:ByPolicy", patterns=dict(policies)),)
         if not kwargs and not wrappers:
             return self
         names = [name_of_wrapper(wrapper) for wrapper in wrappers]

@@ -7,11 +7,13 @@
     segments      taken as segments, in order of arrival   `SegmentLoop`
     dataset       those of a dataset, without any actor    `DatasetLoop`
 
-The algorithm's record holds the name (`Algorithm.update_loop`) and the options that the loop reads.
+Several policies of the agents have a replay each (`PolicyReplays`), and otherwise the same loops. The algorithm's record
+holds the name (`Algorithm.update_loop`) and the options that the loop reads.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Unpack
 
 import numpy as np
@@ -29,6 +31,7 @@ from asyncrl.replay.dataset_replay import DatasetReplay, MixedReplay
 from asyncrl.replay.hindsight import Hindsight
 from asyncrl.replay.joint_replay import JointReplay
 from asyncrl.replay.past_segments import PastSegments
+from asyncrl.replay.policy_replays import PolicyBatch, PolicyReplays
 from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.replay import PrioritizedReplay
 from asyncrl.replay.ring_replay import RingReplay
@@ -80,10 +83,29 @@ def make_loop(
     if dataset is not None:
         shown = DatasetReplay(dataset, **_transitions(algorithm, goal_rewards), rng=shown_rng)
         mixed = shown, config.demonstration_fraction
+    loop = LockstepReplayLoop if algorithm.exact else RelaxedReplayLoop
+    if spec.policies:
+        replays, batches = _replays_of(algorithm, spec, rings, rng)
+        return loop(algorithm, replays, batches, core, mailbox, **run)
     replay, batch = _replay_of(algorithm, spec, rings, rng, goal_rewards, mixed)
     mirror = mirror_of(algorithm, spec, core, replay)
-    loop = LockstepReplayLoop if algorithm.exact else RelaxedReplayLoop
     return loop(algorithm, replay, batch, core, mailbox, mirror=mirror, **run)
+
+
+def _replays_of(
+    algorithm: Any, spec: EnvSpec, rings: tuple[RingReader, ...], rng: np.random.Generator
+) -> tuple[PolicyReplays, PolicyBatch]:
+    """Replays of several policies, each of transitions or sequences, and batches for what they sample."""
+    row = dataclasses.replace(spec, agents=(), policies=())
+
+    def make(views: tuple[Any, ...]) -> RingReplay[Any]:
+        replay, batch = _replay_of(algorithm, row, views, rng, None, None)
+        batches.append(batch)
+        return replay
+
+    batches: list[Batch | SequenceBatch] = []
+    replays = PolicyReplays(rings, spec.policies, make, rng)
+    return replays, PolicyBatch(spec.policies, batches)
 
 
 def _replay_of(

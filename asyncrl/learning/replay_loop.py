@@ -19,6 +19,7 @@ from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.update_loop import TIMED_UPDATES, Priorities, RunOptions, UpdateLoop
 from asyncrl.networks.flat_vector import Drawn, FlatVector
 from asyncrl.protocols import ReplayUpdater, SequenceUpdater
+from asyncrl.replay.policy_replays import PolicyBatch, PolicyReplays
 from asyncrl.replay.replay_state import priorities_of, restore_empty_replay, restore_replay
 from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.saved_state import generator_state, restore, restore_generator, saved
@@ -103,7 +104,7 @@ class ReplayLoop(UpdateLoop):
 
     Args:
         algorithm: options of the pace, staleness, importance weights and publication.
-        replay: rows and priorities, of transitions or sequences like core and batch.
+        replay: rows and priorities, of transitions or sequences, or of several policies, like core and batch.
         batch: arrays into which batches are gathered.
         core: network, optimiser and loss.
         mailbox: mailbox for published weights.
@@ -121,15 +122,16 @@ class ReplayLoop(UpdateLoop):
     def __init__(
         self,
         algorithm: OffPolicy,
-        replay: RingReplay[Any],
-        batch: Batch | SequenceBatch,
+        replay: RingReplay[Any] | PolicyReplays,
+        batch: Batch | SequenceBatch | PolicyBatch,
         core: ReplayUpdater | SequenceUpdater,
         mailbox: WeightMailbox,
         *,
         mirror: ObservationMirror | None = None,
         **run: Unpack[RunOptions],
     ) -> None:
-        self._algorithm, self._replay, self._mirror = algorithm, replay, mirror
+        self._algorithm, self._mirror = algorithm, mirror
+        self._replay: Any = replay
         self._batch: Any = batch  # of the type used by replay and core
         super().__init__(
             core,

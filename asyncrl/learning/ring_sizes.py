@@ -9,6 +9,7 @@ import dataclasses
 import math
 from typing import Any
 
+from asyncrl.algorithms.agent_policies import row_fields
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.segment_learning import SegmentLearning
 from asyncrl.config import TrainerConfig
@@ -51,7 +52,7 @@ def replay_layout(config: TrainerConfig, algorithm: OffPolicy, spec: EnvSpec) ->
         4 * (algorithm.sample_rows + algorithm.frame_stack - 1),
         math.ceil(algorithm.replay_capacity / environments),
     )
-    layout = _layout(config, spec, rows, algorithm.extra_fields(spec))
+    layout = _layout(config, spec, rows, row_fields(algorithm, spec))
     what = f"replay_capacity of {algorithm.replay_capacity:,} steps is larger than memory"
     return _fitting(config, layout, what, "set replay_capacity to {:,} or less")
 
@@ -71,7 +72,7 @@ def segment_layout(config: TrainerConfig, algorithm: SegmentLearning, spec: EnvS
         segments_per_batch=algorithm.segments_per_batch or config.actors,
         queue_batches=algorithm.queue_batches,
     )
-    layout = _layout(config, spec, rows, algorithm.extra_fields(spec), padding=PADDING)
+    layout = _layout(config, spec, rows, row_fields(algorithm, spec), padding=PADDING)
     what = "the segments in flight are larger than memory"
     return _fitting(config, layout, what, "lower segment_length, queue_batches or envs_per_actor")
 

@@ -22,6 +22,7 @@ from asyncrl.learning.publication import Publisher
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshot, WeightSnapshots
 from asyncrl.protocols import Updater
+from asyncrl.replay.policy_replays import PolicyReplays
 from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.replay.segments import SegmentQueue
 from asyncrl.saved_state import restore, saved
@@ -125,7 +126,7 @@ class UpdateLoop(ABC):
     def __init__(
         self,
         core: Updater,
-        source: RingReplay[Any] | SegmentQueue,
+        source: RingReplay[Any] | PolicyReplays | SegmentQueue,
         mailbox: WeightMailbox,
         *,
         staleness: StalenessMeter,

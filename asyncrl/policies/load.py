@@ -214,7 +214,8 @@ def _weight_count(algorithm: Any, meta: CheckpointMeta) -> int:
     """Number of weights of the policy. A layout is used if the algorithm has one, which allocates no weights."""
     layout = getattr(algorithm, "acting_layout", None) or getattr(algorithm, "layout", None)
     made = algorithm.make_policy if layout is None else layout  # a user-defined algorithm may have no layout
-    return int(made(meta.spec).weight_count)
+    specs = [policy.spec for policy in meta.spec.policies] or [meta.spec]
+    return sum(int(made(spec).weight_count) for spec in specs)
 
 
 def algorithm_of(

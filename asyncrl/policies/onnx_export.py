@@ -57,9 +57,15 @@ def export_onnx(policy: TrainedPolicy, path: Path, description: str, about: Mapp
         about: the model's metadata, text by name.
 
     Raises:
-        ConfigurationError: onnx is not installed, or torch cannot export the user's policy or network.
+        ConfigurationError: onnx is not installed, there are several policies, or torch cannot export the user's policy or network.
         OSError: the file cannot be written.
     """
+    if policy.spec.policies:
+        names = ", ".join(own.name for own in policy.spec.policies)
+        raise ConfigurationError(
+            f"a model holds one policy, and this one is of several: {names}",
+            fix="export each in Python: policy.by_policy[name].export_onnx(path)",
+        )
     require_onnx()
     model = onnx_model(policy)
     model.doc_string = description

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from asyncrl.acting.agent_policies import make_policy
 from asyncrl.errors import CheckpointError
 from asyncrl.interfaces import EnvSpec
 from asyncrl.policies.load import load
@@ -20,7 +21,7 @@ def policy_to_begin_with(path: Path, algorithm: Algorithm, spec: EnvSpec) -> Por
             (ASYNC019).
     """
     policy = load(path, network=getattr(algorithm, "own_network", None))
-    theirs, ours = _shape(policy.policy, policy.meta.spec), _shape(algorithm.make_policy(spec), spec)
+    theirs, ours = _shape(policy.policy, policy.meta.spec), _shape(make_policy(algorithm, spec), spec)
     for name, value in ours.items():
         if theirs[name] != value:
             raise CheckpointError(

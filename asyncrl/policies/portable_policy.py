@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.agent_policies import make_policy
 from asyncrl.acting.box import BoxPolicy, SquashedGaussianPolicy
 from asyncrl.acting.critics import CriticLayout, Critics
 from asyncrl.acting.images import network_text
@@ -24,7 +25,7 @@ from asyncrl.envs.factory_pickle import pack_network
 from asyncrl.envs.rendering import build_rendering, with_frame_stack
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import ConfigurationError
-from asyncrl.interfaces import BoxAction, DiscreteAction
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.policies.policy_file import PolicyFile, write_policy
 from asyncrl.protocols import Algorithm, Policy
 from asyncrl.show.metrics import EvaluationResult, Snapshot
@@ -66,10 +67,11 @@ class PortablePolicy(TrainedPolicy):
         source: EnvSource,
         critics: NDArray[np.float32] | None = None,
     ) -> None:
-        super().__init__(meta.spec, algorithm.make_policy(meta.spec), weights)
-        network = getattr(self.policy, "network", None)  # a user-defined policy may have none
-        if isinstance(network, ActingNetwork):
-            network.leave_torch()
+        super().__init__(meta.spec, make_policy(algorithm, meta.spec), weights)
+        for acting in getattr(self.policy, "parts", (self.policy,)):
+            network = getattr(acting, "network", None)  # a user-defined policy may have none
+            if isinstance(network, ActingNetwork):
+                network.leave_torch()
         self.algorithm = algorithm
         self.meta = meta
         self.source = source
@@ -179,6 +181,8 @@ class PortablePolicy(TrainedPolicy):
             episode_start: likewise.
             action: likewise.
         """
+        if self.spec.policies:
+            return self._answer_by_policy(name, obs, state, episode_start, action)
         self._require(name)
         if self._by_agent(obs):
             batch, rows, starts = self._agents(obs, state, episode_start)
@@ -191,6 +195,26 @@ class PortablePolicy(TrainedPolicy):
         if not single:
             return out
         return tuple(part[0] for part in out) if isinstance(out, tuple) else out[0]
+
+    def _answer_by_policy(
+        self, name: str, obs: Any, state: Any, episode_start: Any, action: Any
+    ) -> dict[Any, Any]:
+        """Result of a method of several policies, of observations by agent."""
+        if not self._by_agent(obs):
+            raise ValueError(
+                f"obs must be given by agent where agents have several policies: {name}({{agent: obs}})"
+            )
+        found: dict[Any, Any] = {}
+        for part, own in self.of_agents(obs):
+            acted = {} if action is None else {"action": {key: action[key] for key in own}}
+            starts = {key: episode_start[key] for key in own} if isinstance(episode_start, Mapping) else episode_start
+            found |= getattr(part, name)(own, **acted, state=state, episode_start=starts)
+        return {key: found[key] for key in obs}
+
+    def _part(self, spec: EnvSpec, policy: Policy, weights: NDArray[np.float32]) -> PortablePolicy:
+        """One of several policies, without its critics."""
+        meta = dataclasses.replace(self.meta, spec=spec)
+        return PortablePolicy(self.algorithm, weights, meta, self.source)
 
     def _values(self, obs: NDArray[Any], _: Any) -> NDArray[np.float32]:
         if isinstance(self.policy, QPolicy):
@@ -293,8 +317,13 @@ class PortablePolicy(TrainedPolicy):
 
     def file(self, *, critics: bool = False) -> PolicyFile:
         """Contents of the policy's file. Arguments and errors are those of `save`."""
-        if critics:
+        if critics and not self.spec.policies:
             self._require("values")
+        elif critics:
+            raise ConfigurationError(
+                f"critics must be false where agents have several policies, got true for {self.meta.env}",
+                fix="leave critics out: the file holds the acting networks of all policies",
+            )
         meta = self.meta
         exploration = getattr(self.algorithm, "exploration", None)
         if callable(exploration):  # the file cannot hold a function: save its final value

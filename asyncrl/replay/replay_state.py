@@ -13,22 +13,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.interfaces import Segment
+from asyncrl.replay.policy_replays import PolicyReplays
 from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.replay.segments import SegmentQueue
 from asyncrl.replay.tables import ENV_BITS, SAMPLEABLE
 from asyncrl.saved_state import restore, saved
 
 
-def priorities_of(replay: RingReplay[Any]) -> NDArray[np.float32]:
-    """Priorities `[rings, slots, leaves of a row]`, a view."""
+def priorities_of(replay: RingReplay[Any] | PolicyReplays) -> NDArray[np.float32]:
+    """Priorities `[rings, slots, leaves of a row]`, a view; of several policies a copy, one policy after the other."""
+    if isinstance(replay, PolicyReplays):
+        each = [_of_views(priorities_of(own), len(replay.rings)) for own in replay.replays]
+        return np.concatenate(each, axis=2)
     slots = replay.rings[0].num_slots
     width = 1 << int(replay._state[ENV_BITS])
     leaves = replay.tree.leaves[: len(replay.rings) * slots * width]
     return leaves.reshape(len(replay.rings), slots, width)
 
 
+def _of_views(priorities: NDArray[np.float32], rings: int) -> NDArray[np.float32]:
+    """Priorities of views `[rings V, slots, leaves]` as `[rings, slots, V leaves]`."""
+    slots, width = priorities.shape[1:]
+    return priorities.reshape(rings, -1, slots, width).swapaxes(1, 2).reshape(rings, slots, -1)
+
+
+def _restore_replays(
+    replay: PolicyReplays, state: Mapping[str, Any], priorities: Sequence[tuple[int, NDArray[np.float32]]]
+) -> None:
+    """`restore_replay` for several policies."""
+    replay.look()
+    start = 0
+    for policy, own in enumerate(replay.replays):
+        views, width = len(replay.views_of_ring(policy, 0)), priorities_of(own).shape[2]
+        columns = [slice(start + view * width, start + (view + 1) * width) for view in range(views)]
+        start += views * width
+        parts = [(first, values[:, column]) for first, values in priorities for column in columns]
+        restore_replay(own, state["replays"][policy], parts)
+    replay.cursors[...] = _like(replay.cursors, state["cursors"], "cursors")
+    replay.behind[:] = _like(replay.behind, state["behind"], "behind")
+
+
 def restore_replay(
-    replay: RingReplay[Any], state: Mapping[str, Any], priorities: Sequence[tuple[int, NDArray[np.float32]]]
+    replay: RingReplay[Any] | PolicyReplays, state: Mapping[str, Any], priorities: Sequence[tuple[int, NDArray[np.float32]]]
 ) -> None:
     """Restore a replay with the rows in its rings.
 
@@ -42,6 +68,8 @@ def restore_replay(
     Raises:
         ValueError: the state does not fit the rings.
     """
+    if isinstance(replay, PolicyReplays):
+        return _restore_replays(replay, state, priorities)
     slots, every = replay.rings[0].num_slots, priorities_of(replay)
     for ring, (first, _) in enumerate(priorities):
         replay.cursors[ring] = first  # as if the rows from `first` on were new
@@ -56,9 +84,15 @@ def restore_replay(
     replay._state[SAMPLEABLE] = np.count_nonzero(every)
 
 
-def restore_empty_replay(replay: RingReplay[Any], state: Mapping[str, Any]) -> None:
+def restore_empty_replay(replay: RingReplay[Any] | PolicyReplays, state: Mapping[str, Any]) -> None:
     """Restore a replay without rows, at the rings' positions, with counters and recent largest priorities."""
     positions = [ring.published() for ring in replay.rings]
+    if isinstance(replay, PolicyReplays):
+        replay.look()
+        for own, of_own in zip(replay.replays, state["replays"], strict=True):
+            restore_empty_replay(own, of_own)
+        replay.behind[:] = _like(replay.behind, state["behind"], "behind")
+        return
     cursors = np.repeat(np.array(positions, np.int64)[:, None], replay.cursors.shape[1], axis=1)
     restore(replay, {**state, "cursors": cursors})
     replay._state[SAMPLEABLE] = 0

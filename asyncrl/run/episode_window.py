@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from asyncrl.actors.self_play import score_of
 from asyncrl.config import EPISODE_WINDOW
 from asyncrl.envs.checks import success_rate
-from asyncrl.interfaces import Bins, Metrics
+from asyncrl.interfaces import AgentPolicy, Bins, Metrics, policy_returns
 from asyncrl.run.ratings import Ratings
 from asyncrl.show.opponents import OpponentRating
 
@@ -33,11 +33,13 @@ class EpisodeWindow:
         count: number of episodes so far.
         ratings: ratings of past versions in self-play; None without.
         agents: names of several agents of an environment, in the order of their streams; empty for one agent.
+        policies: several policies of the agents; empty if all share one.
     """
 
     by_steps: bool = False
     count: int = 0
     agents: tuple[str, ...] = ()
+    policies: tuple[AgentPolicy, ...] = ()
     ratings: Ratings | None = None
     _last: list[tuple[int, int, float, int, list[float], int]] = field(default_factory=list)
     """Place in the order, actor, return, length, returns of several agents and success of each episode; sorted."""
@@ -81,7 +83,7 @@ class EpisodeWindow:
         return sum(entry[3] for entry in self._last) / len(self._last) if self._last else None
 
     def statistics(self) -> Metrics:
-        """Number of episodes, and the means of the window, also that of each of several agents, by public name."""
+        """Number of episodes, and the means of the window, also those of agents and policies, by public name."""
         means = np.mean([entry[4] for entry in self._last], axis=0).tolist() if self._last else []
         return {
             "episodes": self.count,
@@ -90,6 +92,7 @@ class EpisodeWindow:
             "rollout/success_rate": success_rate(np.array([entry[5] for entry in self._last], np.int8)),
             **(self.ratings.statistics() if self.ratings is not None else {}),
             **{f"rollout/ep_rew_mean/{name}": mean for name, mean in zip(self.agents, means, strict=False)},
+            **{f"rollout/ep_rew_mean/{name}": value for name, value in policy_returns(means, self.policies).items()},
         }
 
     def bins(self) -> dict[str, Bins]:

@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import EvaluationIncomplete, describe_error
+from asyncrl.interfaces import policy_returns
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.weight_snapshots import WeightSnapshot
@@ -320,9 +321,11 @@ class EvaluationSchedule:
         copy = timed.copy
         each, lengths = await self._evaluator.evaluate(copy.weights, episodes, key)
         returns = each if each.ndim == 1 else each.sum(axis=1)
-        of_agents = {}
+        of_agents, of_policies = {}, {}
         if each.ndim > 1:
-            of_agents = dict(zip(self._evaluator.agents, each.mean(axis=0).tolist(), strict=True))
+            means = each.mean(axis=0).tolist()
+            of_agents = dict(zip(self._evaluator.agents, means, strict=True))
+            of_policies = policy_returns(means, self._evaluator.policies)
         return EvaluationResult(
             return_mean=float(returns.mean()),
             return_std=float(returns.std()),
@@ -334,6 +337,7 @@ class EvaluationSchedule:
             updates=copy.updates,
             success_rate=self._evaluator.success_rate,
             agent_returns=of_agents,
+            policy_returns=of_policies,
             level_returns=self._evaluator.level_returns,
         )
 

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.agent_policies import make_policy
 from asyncrl.acting.images import network_text
 from asyncrl.acting.network_policy import is_served
 from asyncrl.acting.policies import has_epsilon
@@ -46,6 +47,8 @@ from asyncrl.actors.pool import ActorPool
 from asyncrl.actors.probe import probe
 from asyncrl.actors.processes import require_processes
 from asyncrl.actors.statistics import over_actors
+from asyncrl.algorithms import agent_policies
+from asyncrl.algorithms.agent_policies import check_agents
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.checks import require_same_spaces
 from asyncrl.envs.factory_pickle import pack_policy
@@ -328,6 +331,7 @@ class Run:
             kind = self.resumed.meta.spec.observation_kind
             self.spec = dataclasses.replace(self.spec, observation_kind=kind)
         self.reporter.episodes.agents = tuple(agent.name for agent in self.spec.agents)
+        self.reporter.episodes.policies = self.spec.policies
         if self.spec.vector_envs is not None:
             self.config = dataclasses.replace(self.config, envs_per_actor=self.spec.vector_envs)
         self.whole = self.whole[0], _for_run(self.whole[1], self.whole[0], self.spec)
@@ -390,7 +394,7 @@ class Run:
 
         async def check() -> EnvSpec:
             spec = await probe(self._server, self.source, self.config.ready_timeout_seconds)
-            algorithm.check(spec)
+            check_agents(algorithm, spec)
             for _, level in self.source.levels:
                 require_same_spaces(spec, await probe(self._server, level, self.config.ready_timeout_seconds))
             checked.set()
@@ -422,7 +426,7 @@ class Run:
         actor_seed, evaluator_seed, core_seed = seeds
         self.thread = LearnerThread(config.torch_threads)
         stack.callback(self.thread.close)
-        self.policy = algorithm.make_policy(spec)
+        self.policy = make_policy(algorithm, spec)
         first = await self._policy_to_begin_with()
         device = choose_device(config.device, self.policy.weight_count)
         own_device = take_own_gpu(device)
@@ -860,7 +864,7 @@ def make_updater(
 ) -> Updater:
     """Make the algorithm's updater, with the weights of `first` if given, and prepare the kernels of its modules."""
     take_own_gpu(device)
-    core = algorithm.make_updater(spec, device, seed)
+    core = agent_policies.make_updater(algorithm, spec, device, seed)
     if first is not None:
         begin_with_policy(core, first)
     prepare_quietly(without=("asyncrl.replay", "asyncrl.shm.requests"))  # `Run._probe` prepares these

@@ -390,8 +390,8 @@ class CheckpointSaver:
         return found
 
 
-_BY_NAME = ("agent_returns", "level_returns")
-"""Fields that are returns by the name of an agent or a level: a column for each, `agent_returns/first_0`."""
+_BY_NAME = ("agent_returns", "policy_returns", "level_returns")
+"""Fields that are returns by the name of an agent, a policy or a level: a column for each, `agent_returns/first_0`."""
 
 
 def _columns(record: type, records: tuple[Any, ...]) -> dict[str, NDArray[Any]]:

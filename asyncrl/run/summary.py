@@ -46,6 +46,7 @@ def summarize(last: Snapshot, final: EvaluationResult | None, actor_wait_seconds
             "return_std": final.return_std if final else None,
             "episodes": final.episodes if final else 0,
             **({"agent_returns": final.agent_returns} if final and final.agent_returns else {}),
+            **({"policy_returns": final.policy_returns} if final and final.policy_returns else {}),
             **({"level_returns": final.level_returns} if final and final.level_returns else {}),
         },
         **({"opponents": [asdict(opponent) for opponent in last.opponents]} if last.opponents else {}),

@@ -20,6 +20,7 @@ class EvaluationResult:
         updates: gradient steps when these weights were copied.
         success_rate: fraction of the episodes that ended in success; None where `info` does not say.
         agent_returns: mean return of each of several agents by its name; empty for one agent.
+        policy_returns: sum of these over the agents of each of several policies by its name; empty if all share one.
         level_returns: mean return of each level of `eval_levels`; empty without levels. The other numbers are over all.
     """
 
@@ -33,6 +34,7 @@ class EvaluationResult:
     updates: int = 0
     success_rate: float | None = None
     agent_returns: dict[str, float] = field(default_factory=dict)
+    policy_returns: dict[str, float] = field(default_factory=dict)
     level_returns: dict[str, float] = field(default_factory=dict)
 
     def by_level(self) -> dict[str, float]:

@@ -317,7 +317,7 @@ def flat(snapshot: Snapshot | EvaluationResult) -> dict[str, float]:
     """
     named: Mapping[str, float | None]
     if isinstance(snapshot, EvaluationResult):
-        parts = snapshot.agent_returns | snapshot.level_returns
+        parts = snapshot.agent_returns | snapshot.policy_returns | snapshot.level_returns
         each = {f"eval/mean_reward/{name}": value for name, value in parts.items()}
         named = {metric.name: getattr(snapshot, str(metric.key)) for metric in EVALUATION_METRICS} | each
     else:

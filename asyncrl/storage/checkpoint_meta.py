@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import msgspec
 import numpy as np
 
-from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
+from asyncrl.interfaces import ActionSpec, AgentPolicy, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
 from asyncrl.version import __version__
 
 _ACTIONS: dict[str, type[Any]] = {
@@ -53,27 +53,40 @@ class CheckpointMeta:
 
 def meta_to_json(meta: CheckpointMeta) -> dict[str, Any]:
     """Convert the header to a JSON object."""
-    kind = next(name for name, cls in _ACTIONS.items() if isinstance(meta.spec.action, cls))
     record = asdict(meta)
-    record["spec"]["action"]["kind"] = kind
+    specs = [(meta.spec, record["spec"])]
+    for policy, written in zip(meta.spec.policies, record["spec"]["policies"], strict=True):
+        specs.append((policy.spec, written["spec"]))
+    for spec, written in specs:
+        kind = next(name for name, cls in _ACTIONS.items() if isinstance(spec.action, cls))
+        written["action"]["kind"] = kind
     return record
 
 
 def meta_from_json(record: Any) -> CheckpointMeta:
     """Make the record from a parsed header. Raises TypeError or ValueError if a key is missing or wrong."""
     spec = _table("spec", _table("the header", record).pop("spec", None))
+    policies = tuple(
+        _record(AgentPolicy, own, spec=_spec(_table("policy.spec", own.pop("spec", None))))
+        for own in (_table("policy", policy) for policy in spec.pop("policies", ()))
+    )
+    meta: CheckpointMeta = _record(CheckpointMeta, record, spec=_spec(spec, policies=policies))
+    return meta
+
+
+def _spec(spec: dict[str, Any], **made_of: Any) -> EnvSpec:
+    """Make a spec from its table."""
     action = _table("spec.action", spec.pop("action", None))
     kind = action.pop("kind", None)
     if not isinstance(kind, str) or kind not in _ACTIONS:
         raise ValueError(f"spec.action.kind must be one of {', '.join(_ACTIONS)}, got {kind!r}")
     made: ActionSpec = _record(_ACTIONS[kind], action)
-    made_spec: EnvSpec = _record(EnvSpec, spec, action=made)
+    made_spec: EnvSpec = _record(EnvSpec, spec, action=made, **made_of)
     if np.dtype(made_spec.observation_dtype).kind not in "biuf":
         raise ValueError(f"observation_dtype must be of numbers, got {made_spec.observation_dtype}")
     if made_spec.frame_stack != 1:
         raise ValueError(f"frame_stack of an environment's own spec must be 1, got {made_spec.frame_stack}")
-    meta: CheckpointMeta = _record(CheckpointMeta, record, spec=made_spec)
-    return meta
+    return made_spec
 
 
 def _table(name: str, value: Any) -> dict[str, Any]:

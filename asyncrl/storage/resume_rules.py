@@ -25,6 +25,7 @@ FIXED = {
     "wrappers": TASK,
     "agent_id": TASK,
     "pad_spaces": TASK,
+    "policies": TASK,
     "algo": TASK,
     "seed": RANDOM,
     "dataset": TASK,

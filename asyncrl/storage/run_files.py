@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.acting.modules import NetworkFactory
-from asyncrl.config import TrainerConfig
+from asyncrl.config import OF_AGENTS, TrainerConfig
 from asyncrl.envs.factory_pickle import pack_functions, pack_network
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import ConfigurationError, FactoryNotPicklable, OptionNotKept, describe_error
@@ -112,7 +112,7 @@ def environment_of_run(run: Path, name: str) -> EnvSource:
     if file.exists():
         return EnvSource.from_file(name, file)
     options = read_trainer(config) if config.exists() else {}
-    chosen = {option: bool(options.get(option)) for option in ("agent_id", "pad_spaces")}
+    chosen = {option: options[option] for option in OF_AGENTS if option in options}
     source = EnvSource.from_user(name)
     return source.changed(options.get("env_kwargs", {}), options.get("wrappers", ()), **chosen)
 

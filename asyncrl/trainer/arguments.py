@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from asyncrl.algorithms import ALGORITHMS, preset_options
+from asyncrl.algorithms.agent_policies import BY_LOOP
 from asyncrl.algorithms.other_names import closest_algorithm, unknown_option
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
 from asyncrl.config import TrainerConfig
@@ -25,6 +26,7 @@ class RunOptions(TypedDict, total=False):
     wrappers: Sequence[Any]
     agent_id: bool
     pad_spaces: bool
+    policies: Mapping[str, str]
     self_play: Literal["none", "newest", "uniform", "prioritized"]
     self_play_fraction: float
     self_play_interval: int
@@ -155,6 +157,39 @@ def require_data(algorithm: Algorithm, config: TrainerConfig) -> None:
         raise ValueError(f"batch_size must be at least 2 with demonstrations, got {record.batch_size}")
     if record.replay_device != "cpu":
         raise ValueError(f"replay_device must be cpu with demonstrations, got {record.replay_device}")
+
+
+def require_policies(algorithm: Algorithm, config: TrainerConfig) -> None:
+    """Check that a run with several policies of its agents can have its other options.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not config.policies:
+        return
+    name, record = algorithm.name, algorithm
+    if algorithm.update_loop not in BY_LOOP:
+        why = "whose agents are one team" if algorithm.update_loop == "joint" else "which has no agents"
+        raise ValueError(f"policies must be none for {name}, {why}, got {_shown(config)}; take ppo or dqn")
+    if getattr(algorithm, "needs_agents", False):
+        raise ValueError(
+            f"policies must be none for {name}, whose critic sees all agents, got {_shown(config)}; take ppo"
+        )
+    refused = {
+        "groups": (config.groups, 1),
+        "self_play": (config.self_play, "none"),
+        "demonstrations": (config.demonstrations, None),
+        "inference": (getattr(record, "inference", "actor"), "actor"),
+        "replay_device": (getattr(record, "replay_device", "cpu"), "cpu"),
+    }
+    for option, (value, only) in refused.items():
+        if value != only:
+            wanted = "none" if only is None else only
+            raise ValueError(f"{option} must be {wanted} with policies, got {value}; leave {option} or policies out")
+
+
+def _shown(config: TrainerConfig) -> str:
+    return ", ".join(f"{name}:{pattern}" for name, pattern in config.policies.items())
 
 
 def seeds_from(first: int, seeds: int | Sequence[int]) -> tuple[int, ...]:

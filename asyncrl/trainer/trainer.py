@@ -24,7 +24,7 @@ from asyncrl.actors.forkserver import ForkServer
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.changes import described
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import BlockingCallInLoop, ListenerFailed, StoppedWhileStarting, describe_error
+from asyncrl.errors import BlockingCallInLoop, ConfigurationError, ListenerFailed, StoppedWhileStarting, describe_error
 from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import checked
 from asyncrl.run.result import TrainResult
@@ -38,6 +38,7 @@ from asyncrl.trainer.arguments import (
     algorithm_and_options,
     check_learn_arguments,
     require_data,
+    require_policies,
     require_steps,
 )
 
@@ -69,7 +70,7 @@ WORKER_SECONDS = 60.0
 
 
 class Trainer(ShownByCard):
-    """Trains one policy in one environment, for its agent or for all of its agents; one run per object.
+    """Trains a policy in one environment, for its agent or all of its agents, or several; one run per object.
 
         trainer = Trainer("CartPole-v1", DQN(learning_rate=1e-3), num_actors=2, seed=0)
         result = trainer.learn(total_steps=200_000)         # blocks
@@ -112,10 +113,9 @@ class Trainer(ShownByCard):
         if evaluation is not None:
             given["eval_env"] = evaluation.name
         config = TrainerConfig(env=source.name, algo=record.name, wrappers=named, **given)
-        chosen = {"agent_id": config.agent_id, "pad_spaces": config.pad_spaces}
         if evaluation is not None:
-            evaluation = evaluation.changed({}, wrappers, **chosen)
-        source = source.changed(config.env_kwargs, wrappers, **chosen)
+            evaluation = evaluation.changed({}, wrappers, **config.of_agents)
+        source = source.changed(config.env_kwargs, wrappers, **config.of_agents)
         source = source.evaluated_in(evaluation, config.eval_env_kwargs, config.eval_levels)
         self._prepare(config, record, source, server)
 
@@ -138,17 +138,16 @@ class Trainer(ShownByCard):
             server: see `Trainer`.
             started: `time.monotonic()` at which wall and start-up time begin; None is the start of the run.
         """
-        chosen = {"agent_id": config.agent_id, "pad_spaces": config.pad_spaces}
         if env is None and config.env_file is not None:
             source = EnvSource.from_file(config.env, Path(config.env_file))
         else:
             source = EnvSource.from_user(config.env if env is None else env)
-            source = source.changed(config.env_kwargs, config.wrappers, **chosen)
+            source = source.changed(config.env_kwargs, config.wrappers, **config.of_agents)
         evaluation = None
         if config.eval_env is not None and config.eval_env_file is not None:
             evaluation = EnvSource.from_file(config.eval_env, Path(config.eval_env_file))
         elif config.eval_env is not None:
-            evaluation = EnvSource.from_user(config.eval_env).changed({}, config.wrappers, **chosen)
+            evaluation = EnvSource.from_user(config.eval_env).changed({}, config.wrappers, **config.of_agents)
         source = source.evaluated_in(evaluation, config.eval_env_kwargs, config.eval_levels)
         return cls._of_source(config, algorithm, source, server=server, started=started)
 
@@ -217,6 +216,7 @@ class Trainer(ShownByCard):
         resumed: Resumption | None = None,
     ) -> None:
         require_data(algorithm, config)
+        require_policies(algorithm, config)
         self.config, self.algorithm = config, algorithm
         self.result: TrainResult | None = None
         self._source, self._server, self._started_at, self._resumed = source, server, started, resumed
@@ -612,6 +612,10 @@ class Trainer(ShownByCard):
         if place is None and config.groups > 1 and "RANK" not in os.environ:
             server.close()  # the ranks start their own
             return Ranks(config, algorithm, self._source, self._receive, resumed, self, callbacks)
+        if place is not None and config.policies:
+            raise ConfigurationError(
+                "policies must be none in one of several groups", fix="leave policies out, or start without torchrun"
+            )
         if place is not None:
             group = await Group.join(place, config, algorithm, resumed, lambda: self._stop_reason is not None)
         try:
