@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.interfaces import Bins, Distribution, Metrics, ValuePairs
@@ -279,6 +279,35 @@ class Snapshot:
     stop_reason: str | None = None
     error: str | None = None
     final_evaluation: tuple[int, int] | None = None
+
+    if (
+        TYPE_CHECKING
+    ):  # of the numbers that scripts read most; `__getattr__` gives them, and all others as Any
+
+        @property
+        def return_mean(self) -> float | None: ...
+        @property
+        def length_mean(self) -> float | None: ...
+        @property
+        def loss(self) -> float | None: ...
+        @property
+        def env_steps(self) -> int: ...
+        @property
+        def updates(self) -> int: ...
+        @property
+        def episodes(self) -> int: ...
+        @property
+        def train_seconds(self) -> float: ...
+        @property
+        def wall_seconds(self) -> float: ...
+        @property
+        def env_steps_per_second(self) -> float: ...
+        @property
+        def updates_per_second(self) -> float: ...
+        @property
+        def policy_lag_mean(self) -> float: ...
+        @property
+        def staleness_mean(self) -> float: ...
 
     def __getattr__(self, name: str) -> Any:
         if name in BY_KEY:
