@@ -95,8 +95,8 @@ class IMPALA(OnPolicy):
     pg_rho_bar: Positive = 1.0
     """Truncation of the policy gradient's importance weight."""
 
-    minibatches: Count = 1
-    """Minibatches per pass, each of whole streams."""
+    minibatches: Count | None = 1
+    """Minibatches per pass, each of whole streams; none (A2C): gradient steps of 40 environment steps or more."""
 
     normalize_advantages: bool = False
     """Standardise the advantages of a gradient step to mean 0 and standard deviation 1."""
@@ -139,10 +139,11 @@ class IMPALA(OnPolicy):
         from asyncrl.algorithms.rollout import parts_of_streams
 
         streams = rollout.shape[0]
-        if self.minibatches == 1 or streams == 1:
+        count = min(self.minibatches or 1, streams)
+        if count == 1:
             return parts_of_streams(rollout, [np.arange(streams)])
         order = np.random.default_rng(seed).permutation(streams)
-        return parts_of_streams(rollout, np.array_split(order, min(self.minibatches, streams)))
+        return parts_of_streams(rollout, np.array_split(order, count))
 
     def gradients(self, rollout: PolicyRollout, batch: Minibatch) -> Outputs:
         """Gradients of `impala_loss`, with targets computed from the present weights.

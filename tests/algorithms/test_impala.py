@@ -286,8 +286,9 @@ def test_squashed_needs_bounds() -> None:
         A2C(squashed=True).check(spec)
 
 
-def test_a2c_has_all_options_of_impala_with_two_other_defaults() -> None:
+def test_a2c_has_all_options_of_impala_with_four_other_defaults() -> None:
     ours, theirs = option_help(A2C), option_help(IMPALA)
     assert [*ours] == [*theirs]
-    assert {name for name in ours if ours[name] != theirs[name]} == {"correction", "discipline"}
+    others = {name for name in ours if ours[name] != theirs[name]}
+    assert others == {"correction", "discipline", "segment_length", "minibatches"}
     assert A2C.preset("unknown", gamma=0.5) == A2C(gamma=0.5) and A2C.preset_options("unknown") == {}

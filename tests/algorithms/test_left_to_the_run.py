@@ -26,8 +26,26 @@ def test_a_batch_has_as_many_steps_for_any_number_of_actors(
     record = PPO(segments_per_batch=segments)
     assert record.for_run(config, SPEC).segment_length == length
     assert record.for_run(config, BOX).segment_length == max(32, 2_048 // ((segments or actors) * envs))
-    for told in (PPO(segment_length=7, ent_coef=0.5), A2C(), IMPALA()):
+    for told in (PPO(segment_length=7, ent_coef=0.5), A2C(minibatches=3), IMPALA()):
         assert told.for_run(config, SPEC) == told
+
+
+@pytest.mark.parametrize(
+    ("actors", "envs", "options", "minibatches"),
+    [
+        (2, 16, {}, 4),  # 160 steps
+        (1, 8, {}, 1),
+        (1, 1, {}, 1),
+        (4, 16, {"segments_per_batch": 1}, 2),
+        (1, 4, {"segment_length": 400}, 4),  # a minibatch has at least one stream
+        (2, 16, {"minibatches": 1}, 1),
+    ],
+)
+def test_a_gradient_step_of_a2c_has_40_steps_or_more(
+    actors: int, envs: int, options: dict[str, Any], minibatches: int
+) -> None:
+    config = TrainerConfig(env="any", algo="a2c", num_actors=actors, envs_per_actor=envs)
+    assert A2C(**options).for_run(config, SPEC).minibatches == minibatches
 
 
 def test_the_entropy_coefficient_follows_from_the_kind_of_actions() -> None:
