@@ -9,7 +9,14 @@ from typing import Any, get_type_hints
 import msgspec
 import numpy as np
 
-from asyncrl.interfaces import ActionSpec, AgentPolicy, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
+from asyncrl.interfaces import (
+    ActionSpec,
+    AgentPolicy,
+    BoxAction,
+    DiscreteAction,
+    EnvSpec,
+    MultiDiscreteAction,
+)
 from asyncrl.version import __version__
 
 _ACTIONS: dict[str, type[Any]] = {
