@@ -207,3 +207,37 @@ class TwoStep(Parallel):
 
     def _observed(self) -> dict[str, Any]:
         return {name: np.eye(3, dtype=np.float32)[self.state] for name in self.possible_agents}
+
+
+class Pursuit(Parallel):
+    """Two hunters and a prey, as in MPE's simple_tag: other observations, other real-valued actions, opposite rewards.
+
+    A hunter sees 3 values and has one action, the prey sees 5 and has two. An episode lasts six steps.
+    """
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode, ("hunter_0", "prey", "hunter_1"))
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(-9, 9, (5 if agent == "prey" else 3,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(-1, 1, (2,), np.float32) if agent == "prey" else spaces.Box(-3, 0, (1,), np.float32)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.agents, self.steps = list(self.possible_agents), 0
+        return {name: self.observe(name, 0) for name in self.agents}, {name: {} for name in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        for name, action in actions.items():
+            assert self.action_space(name).contains(action), f"{name} cannot do {action}"
+        self.steps += 1
+        acted, over = self.agents, self.steps == 6
+        self.agents = [] if over else acted
+        caught = -float(actions["prey"].sum()) + sum(float(actions[n][0]) for n in acted if n != "prey")
+        rewards = {name: -caught if name == "prey" else caught for name in acted}
+        ends, infos = dict.fromkeys(acted, over), {name: {} for name in acted}
+        return {n: self.observe(n, 0) for n in acted}, rewards, dict.fromkeys(acted, False), ends, infos
+
+    def observe(self, name: str, action: int) -> Any:
+        return np.full(self.observation_space(name).shape, self.steps, np.float32)

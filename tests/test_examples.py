@@ -52,6 +52,15 @@ def test_several_agents_run(name: str, capsys: pytest.CaptureFixture[str]) -> No
     assert "'agent_2': -" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["ppo", "dqn", "impala"])
+def test_policies_by_agent_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("mpe2")
+    returns = main_of("policies_by_agent.py")(name, 1_000, 2)
+    assert returns.keys() == {"adversary", "good"}
+    told = capsys.readouterr().out
+    assert "both random         adversary " in told and "both trained        adversary " in told
+
+
 def test_every_example_is_run() -> None:
     text = Path(__file__).read_text()
     assert [name for name in EXAMPLES if f'main_of("{name}")' not in text] == []

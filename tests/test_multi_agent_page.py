@@ -27,10 +27,15 @@ def no_display(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_pages_code_trains_and_acts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    (block,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.M | re.S)
+    shared, by_agent = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.M | re.S)
     found: dict[str, Any] = {}
-    exec(block.replace("500_000", "600"), found)
+    exec(shared.replace("500_000", "600"), found)
     assert not found["env"].agents and found["rewards"].keys() == {"agent_0", "agent_1", "agent_2"}
+    exec(by_agent.replace("1_000_000", "600"), found)
+    assert not found["env"].agents and found["rewards"].keys() == {f"adversary_{n}" for n in range(3)} | {
+        "agent_0"
+    }
+    assert found["prey"].predict({"agent_0": found["observations"]["agent_0"]})[0]["agent_0"] in range(5)
 
 
 def test_spread_is_trained_filmed_and_its_return_is_the_sum(

@@ -1,21 +1,21 @@
 """Several policies of the agents of one environment: how they act, and where their parts of a run are.
 
 Parameter sharing, one policy for all agents, is the default and knows nothing of this. The option `policies` names
-several, each with a pattern of its agents' names. An algorithm's record stays as it is; it makes a policy and an updater
-for the spec of each (`EnvSpec.policies`), and three objects stand for all of them, so that actors, update loops,
-publication and checkpoints are those of one policy:
+several, each with a pattern of its agents' names. An algorithm's record stays as it is; it makes a policy and an
+updater for the spec of each (`EnvSpec.policies`), and a few objects stand for all of them, so that actors, update
+loops, publication and checkpoints are those of one policy:
 
     actor      `AgentPolicies`, a `Policy`: each policy acts for the streams of its own agents. One ring as ever: stream
                e N + n is agent n of environment e, and a row has room for any agent's observation and action
     mailbox    one block of weights, those of the policies one after the other; so one version, one publication
-    replay     `PolicyReplays` (`replay/policy_replays.py`): a replay per policy over views of the rings with its streams
-               alone, retired together; one cursor of grants
+    replay     `PolicyReplays` (`replay/policy_replays.py`): a replay per policy, over views of the rings with its
+               streams alone, retired together; one cursor of grants
     segments   the queue as ever; `AgentSegmentUpdater` divides a segment's streams among the policies
-    learner    `AgentUpdater` (`algorithms/agent_policies.py`): an updater per policy, with its own optimiser and statistics
+    learner    `AgentUpdater` (`algorithms/agent_policies.py`): an updater per policy, with its own optimiser
 
 *An update is a gradient step of one policy.* On replay the policies take turns in proportion to their agents, so that
-each policy's rows are trained on `samples_per_insert` times; on segments every policy makes its own epochs over its rows.
-All policies have one discipline, one pace and one staleness bound. In lockstep the turns depend on counts alone.
+each policy's rows are trained on `samples_per_insert` times; on segments every policy makes its own epochs over its
+rows. All policies have one discipline, one pace and one staleness bound. In lockstep the turns depend on counts alone.
 
 An actor's death cuts the rows of all its streams, whatever their policies. Rejected: a ring for each policy, whose rows
 would have to be granted, restored and cut in step; and a loop for each policy, whose paces would each hold the actors.
@@ -35,7 +35,7 @@ from asyncrl.protocols import Algorithm, Memory, Policy
 
 
 def make_policy(algorithm: Algorithm, spec: EnvSpec) -> Policy:
-    """Make the policy that acts for all agents, with uninitialised weights. Raises what `Algorithm.make_policy` does."""
+    """Make the policy that acts for all agents, with uninitialised weights. Raises as `Algorithm.make_policy` does."""
     if not spec.policies:
         return algorithm.make_policy(spec)
     return AgentPolicies(spec, [algorithm.make_policy(policy.spec) for policy in spec.policies])
@@ -99,7 +99,9 @@ class AgentPolicies:
     @property
     def exploration_rate(self) -> float:
         """Mean over the agents."""
-        rates = (len(p.members) * part.exploration_rate for p, part in zip(self._policies, self.parts, strict=True))
+        rates = (
+            len(p.members) * part.exploration_rate for p, part in zip(self._policies, self.parts, strict=True)
+        )
         return sum(rates) / self.num_agents
 
     def act(

@@ -67,7 +67,8 @@ class TrainedPolicy:
 
             actions, _ = policy.predict(observations)       # as the environment of `make_env()` gives and takes them
 
-        Of several policies each acts for its own agents. Masks of `info["action_mask"]` are given as `{agent: {"observation": ..., "action_mask": ...}}`.
+        Of several policies each acts for its own agents. Masks of `info["action_mask"]` are given as
+        `{agent: {"observation": ..., "action_mask": ...}}`.
 
         Args:
             obs: one observation `[*obs_shape]` or a batch `[B, *obs_shape]`; of a Dict or Tuple space as the
@@ -126,7 +127,11 @@ class TrainedPolicy:
         actions: dict[Any, Any] = {}
         after: dict[Any, Any] = {}
         for part, own in self.of_agents(obs):
-            starts = {key: episode_start[key] for key in own} if isinstance(episode_start, Mapping) else episode_start
+            starts = (
+                {key: episode_start[key] for key in own}
+                if isinstance(episode_start, Mapping)
+                else episode_start
+            )
             acted, states = part.predict(own, state, starts, deterministic)
             actions |= acted
             after |= states or {}

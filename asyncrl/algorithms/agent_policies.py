@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,13 @@ def check_agents(algorithm: Algorithm, spec: EnvSpec) -> None:
     row_fields(algorithm, spec)
 
 
-def row_fields(algorithm: Algorithm, spec: EnvSpec) -> tuple[FieldSpec, ...]:
+class _Fields(Protocol):
+    """What `row_fields` needs of an algorithm's record."""
+
+    def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]: ...
+
+
+def row_fields(algorithm: _Fields, spec: EnvSpec) -> tuple[FieldSpec, ...]:
     """Extra fields of a row, which are those of every policy.
 
     Raises:

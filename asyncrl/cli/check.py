@@ -73,9 +73,7 @@ def _facts(trial: Trial) -> dict[str, Any]:
         "reward_threshold": spec.reward_threshold,
         "vector_envs": spec.vector_envs,
         "agents": [agent.name for agent in spec.agents],
-        "policies": {
-            policy.name: [agent.name for agent in policy.spec.agents] for policy in spec.policies
-        },
+        "policies": {policy.name: [agent.name for agent in policy.spec.agents] for policy in spec.policies},
         "autoreset": trial.autoreset or None,
         "steps_per_second": trial.steps_per_second,
         "build_seconds": trial.build_seconds,

@@ -56,7 +56,7 @@ class ByPolicy(_Choice):
     """The option `policies`: argument `patterns`, the pattern of each policy's agents by its name."""
 
 
-_OPTIONS = {AgentId: "agent_id", PadSpaces: "pad_spaces", ByPolicy: "policies"}
+_OPTIONS: dict[type[_Choice], str] = {AgentId: "agent_id", PadSpaces: "pad_spaces", ByPolicy: "policies"}
 
 
 def agents_of(name: str, env: Any) -> AgentsEnv | None:
@@ -68,7 +68,7 @@ def agents_of(name: str, env: Any) -> AgentsEnv | None:
         EnvironmentNotBuilt: its agents take turns and cannot act at once (ASYNC004).
         SpacesDoNotFit: its agents have different spaces (ASYNC005).
     """
-    chosen: dict[type, dict[str, Any]] = {}
+    chosen: dict[type[_Choice], dict[str, Any]] = {}
     while isinstance(env, _Choice):
         chosen[type(env)] = env.arguments
         env = env.env
@@ -388,7 +388,8 @@ class SharedForm:
                 facts={"agent": agent, "call": call},
                 fix="return what the agent's observation_space says",
             ) from error
-        return self.packing(obs)
+        row: NDArray[Any] = self.packing(obs)
+        return row
 
     def _shared_spaces(
         self, agent_id: bool, pad_spaces: bool
@@ -457,7 +458,7 @@ class SharedForm:
                         f"{self._who()} of {self._name} share one policy, and their {what} spaces differ.",
                         facts={f"agent {self._keys[0]}": found[0], f"agent {key}": space},
                         fix="pad_spaces=True (--pad-spaces) pads vectors and discrete actions; other spaces must be "
-                        "made equal by a wrapper, or their agents given policies of their own: policies={name: pattern}",
+                        "made equal by a wrapper, or their agents given several policies: policies={name: pattern}",
                     )
 
 
@@ -521,7 +522,8 @@ class AgentsByPolicy(AgentsEnv):
                     fix="vectors of one dtype may differ in length; make other spaces equal by a wrapper, or train the "
                     "policies in runs of their own",
                 )
-        return found[longest]
+        widest: spaces.Space[Any] = found[longest]
+        return widest
 
     def _store(self, n: int, call: str, obs: Any, info: Any) -> None:
         """See `AgentsEnv`."""
@@ -564,7 +566,7 @@ def divided_agents(
             )
         if policy in agents and [agents[n] for n in members] != [policy]:
             raise ConfigurationError(
-                f"policy {policy} must have a name of its own: an agent of {name} is called so, and is not its only one",
+                f"policy {policy} must have another name: an agent of {name} is called so, and is not its only one",
                 facts=facts,
                 fix="rename the policy",
             )

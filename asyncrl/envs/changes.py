@@ -1,7 +1,8 @@
 """Changes to an environment: keyword arguments of its constructor, and wrappers around it.
 
 Both have a text form (`gravity:9`, `module:Name`) for the command line, `config.toml` and checkpoints, and are sent as
-JSON, which executes no code; the name of a wrapper may be followed by keyword arguments as JSON. A wrapper that other processes cannot import by name is sent as a pickle instead.
+JSON, which executes no code; the name of a wrapper may be followed by keyword arguments as JSON. A wrapper that other
+processes cannot import by name is sent as a pickle instead.
 """
 
 from __future__ import annotations

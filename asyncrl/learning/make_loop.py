@@ -7,8 +7,8 @@
     segments      taken as segments, in order of arrival   `SegmentLoop`
     dataset       those of a dataset, without any actor    `DatasetLoop`
 
-Several policies of the agents have a replay each (`PolicyReplays`), and otherwise the same loops. The algorithm's record
-holds the name (`Algorithm.update_loop`) and the options that the loop reads.
+Several policies of the agents have a replay each (`PolicyReplays`) and otherwise the same loops. The algorithm's
+record holds the name (`Algorithm.update_loop`) and the options that the loop reads.
 """
 
 from __future__ import annotations

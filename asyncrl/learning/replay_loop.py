@@ -131,7 +131,8 @@ class ReplayLoop(UpdateLoop):
         **run: Unpack[RunOptions],
     ) -> None:
         self._algorithm, self._mirror = algorithm, mirror
-        self._replay: Any = replay
+        # `PolicyReplays` has all methods that are used without groups, mirror and value pairs.
+        self._replay: RingReplay[Any] = replay  # type: ignore[assignment]
         self._batch: Any = batch  # of the type used by replay and core
         super().__init__(
             core,

@@ -57,7 +57,8 @@ def export_onnx(policy: TrainedPolicy, path: Path, description: str, about: Mapp
         about: the model's metadata, text by name.
 
     Raises:
-        ConfigurationError: onnx is not installed, there are several policies, or torch cannot export the user's policy or network.
+        ConfigurationError: onnx is not installed, there are several policies, or torch cannot export the user's policy
+            or network.
         OSError: the file cannot be written.
     """
     if policy.spec.policies:

@@ -207,7 +207,11 @@ class PortablePolicy(TrainedPolicy):
         found: dict[Any, Any] = {}
         for part, own in self.of_agents(obs):
             acted = {} if action is None else {"action": {key: action[key] for key in own}}
-            starts = {key: episode_start[key] for key in own} if isinstance(episode_start, Mapping) else episode_start
+            starts = (
+                {key: episode_start[key] for key in own}
+                if isinstance(episode_start, Mapping)
+                else episode_start
+            )
             found |= getattr(part, name)(own, **acted, state=state, episode_start=starts)
         return {key: found[key] for key in obs}
 

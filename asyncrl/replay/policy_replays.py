@@ -1,11 +1,11 @@
 """A replay for each of several policies of the agents, over the same rings; `acting/agent_policies.py` has the design.
 
 The replay of a policy is an ordinary one over *views* of the rings (`StreamsOfRing`) with its agents' streams alone:
-neighbouring streams are contiguous in a ring, so a view is a ring to the kernels, which have no part in this. The agents
-of one environment are one view if they are neighbours, else a view each.
+neighbouring streams are contiguous in a ring, so a view is a ring to the kernels, which have no part in this. The
+agents of one environment are one view if they are neighbours, else a view each.
 
-Positions are read once per ring and copied to words of our own, which all views of the ring read in place of its header.
-So the replays of all policies are always at the same rows, and a fault is found in one place.
+Positions are read once per ring and copied to words of our own, which its views read in place of its header. So the
+replays of all policies are always at the same rows, and a fault is found in one place.
 """
 
 from __future__ import annotations
@@ -106,7 +106,11 @@ class PolicyBatch:
 
 def _without_padding(batch: Any, policy: AgentPolicy) -> Any:
     """Batch of the same memory, with observations and actions as the policy sees them."""
-    seen = {name: policy.own_observations(getattr(batch, name)) for name in ("obs", "next_obs") if hasattr(batch, name)}
+    seen = {
+        name: policy.own_observations(getattr(batch, name))
+        for name in ("obs", "next_obs")
+        if hasattr(batch, name)
+    }
     return dataclasses.replace(batch, **seen, action=policy.own_actions(batch.action))
 
 
@@ -143,7 +147,13 @@ class PolicyReplays:
         self._agents = rings[0].layout.spec.num_agents
         self._views = [len(views_of(rings[0], policy, self._words[0])) for policy in policies]
         self.replays = [
-            make(tuple(view for ring, words in zip(rings, self._words, strict=True) for view in views_of(ring, policy, words)))
+            make(
+                tuple(
+                    view
+                    for ring, words in zip(rings, self._words, strict=True)
+                    for view in views_of(ring, policy, words)
+                )
+            )
             for policy in policies
         ]
         self._shares = np.array([len(policy.members) for policy in policies], np.int64)

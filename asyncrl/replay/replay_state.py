@@ -54,7 +54,9 @@ def _restore_replays(
 
 
 def restore_replay(
-    replay: RingReplay[Any] | PolicyReplays, state: Mapping[str, Any], priorities: Sequence[tuple[int, NDArray[np.float32]]]
+    replay: RingReplay[Any] | PolicyReplays,
+    state: Mapping[str, Any],
+    priorities: Sequence[tuple[int, NDArray[np.float32]]],
 ) -> None:
     """Restore a replay with the rows in its rings.
 

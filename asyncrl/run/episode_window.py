@@ -92,7 +92,10 @@ class EpisodeWindow:
             "rollout/success_rate": success_rate(np.array([entry[5] for entry in self._last], np.int8)),
             **(self.ratings.statistics() if self.ratings is not None else {}),
             **{f"rollout/ep_rew_mean/{name}": mean for name, mean in zip(self.agents, means, strict=False)},
-            **{f"rollout/ep_rew_mean/{name}": value for name, value in policy_returns(means, self.policies).items()},
+            **{
+                f"rollout/ep_rew_mean/{name}": value
+                for name, value in policy_returns(means, self.policies).items()
+            },
         }
 
     def bins(self) -> dict[str, Bins]:

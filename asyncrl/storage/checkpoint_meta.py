@@ -9,7 +9,14 @@ from typing import Any, get_type_hints
 import msgspec
 import numpy as np
 
-from asyncrl.interfaces import ActionSpec, AgentPolicy, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
+from asyncrl.interfaces import (
+    ActionSpec,
+    AgentPolicy,
+    BoxAction,
+    DiscreteAction,
+    EnvSpec,
+    MultiDiscreteAction,
+)
 from asyncrl.version import __version__
 
 _ACTIONS: dict[str, type[Any]] = {
@@ -67,7 +74,7 @@ def meta_from_json(record: Any) -> CheckpointMeta:
     """Make the record from a parsed header. Raises TypeError or ValueError if a key is missing or wrong."""
     spec = _table("spec", _table("the header", record).pop("spec", None))
     policies = tuple(
-        _record(AgentPolicy, own, spec=_spec(_table("policy.spec", own.pop("spec", None))))
+        _record(AgentPolicy, own, spec=_spec(_table("policy.spec", own.pop("spec", None)), policies=()))
         for own in (_table("policy", policy) for policy in spec.pop("policies", ()))
     )
     meta: CheckpointMeta = _record(CheckpointMeta, record, spec=_spec(spec, policies=policies))
@@ -75,7 +82,8 @@ def meta_from_json(record: Any) -> CheckpointMeta:
 
 
 def _spec(spec: dict[str, Any], **made_of: Any) -> EnvSpec:
-    """Make a spec from its table."""
+    """Make a spec from its table; `made_of` are fields that are records."""
+    spec = {name: value for name, value in spec.items() if name not in made_of}
     action = _table("spec.action", spec.pop("action", None))
     kind = action.pop("kind", None)
     if not isinstance(kind, str) or kind not in _ACTIONS:

@@ -185,7 +185,9 @@ def require_policies(algorithm: Algorithm, config: TrainerConfig) -> None:
     for option, (value, only) in refused.items():
         if value != only:
             wanted = "none" if only is None else only
-            raise ValueError(f"{option} must be {wanted} with policies, got {value}; leave {option} or policies out")
+            raise ValueError(
+                f"{option} must be {wanted} with policies, got {value}; leave {option} or policies out"
+            )
 
 
 def _shown(config: TrainerConfig) -> str:

@@ -24,7 +24,13 @@ from asyncrl.actors.forkserver import ForkServer
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.changes import described
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import BlockingCallInLoop, ConfigurationError, ListenerFailed, StoppedWhileStarting, describe_error
+from asyncrl.errors import (
+    BlockingCallInLoop,
+    ConfigurationError,
+    ListenerFailed,
+    StoppedWhileStarting,
+    describe_error,
+)
 from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import checked
 from asyncrl.run.result import TrainResult
@@ -614,7 +620,8 @@ class Trainer(ShownByCard):
             return Ranks(config, algorithm, self._source, self._receive, resumed, self, callbacks)
         if place is not None and config.policies:
             raise ConfigurationError(
-                "policies must be none in one of several groups", fix="leave policies out, or start without torchrun"
+                "policies must be none in one of several groups",
+                fix="leave policies out, or start without torchrun",
             )
         if place is not None:
             group = await Group.join(place, config, algorithm, resumed, lambda: self._stop_reason is not None)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from segment_rig import acted, iterate, record, weights_of
 
+from asyncrl.acting.agent_policies import make_policy
 from asyncrl.algorithms.agent_policies import check_agents, make_updater, row_fields, segment_of
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import RESET, Agent, AgentPolicy, BoxAction, DiscreteAction, EnvSpec, Segment
-from asyncrl.acting.agent_policies import make_policy
 
 OWN = {
     "few": EnvSpec("own", (2,), "float32", DiscreteAction(3), agents=(Agent("b"),)),
@@ -47,7 +47,9 @@ def segments_of(algorithm: Any, weights: np.ndarray, seed: int = 0) -> list[Segm
     whole = replace(SPEC, policies=())
     lone = record(algorithm.name)
     for ring in range(2):
-        segment = acted(lone, whole, weights_of(lone.make_updater(whole, "cpu", 0)), seed=seed + ring, envs=2, ring=ring)
+        segment = acted(
+            lone, whole, weights_of(lone.make_updater(whole, "cpu", 0)), seed=seed + ring, envs=2, ring=ring
+        )
         policy = make_policy(algorithm, SPEC)
         policy.load_weights(weights)
         rows = segment.num_rows
@@ -70,7 +72,9 @@ def test_each_policy_learns_as_if_it_were_alone(name: str) -> None:
     algorithm = record(name.partition("-")[0], **ALGORITHMS[name])
     core: Any = make_updater(algorithm, SPEC, "cpu", 5)
     seeds = np.random.SeedSequence(5).generate_state(2).tolist()
-    alone = [algorithm.make_updater(p.spec, "cpu", seed) for p, seed in zip(SPEC.policies, seeds, strict=True)]
+    alone = [
+        algorithm.make_updater(p.spec, "cpu", seed) for p, seed in zip(SPEC.policies, seeds, strict=True)
+    ]
     before = weights_of(core)
     assert core.weight_count == sum(twin.weight_count for twin in alone)
     for iteration in range(2):

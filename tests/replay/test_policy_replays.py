@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 from replay_rig import EPS, RandomActor
 
-from asyncrl.interfaces import Agent, AgentPolicy, Batch, DiscreteAction, EnvSpec, FieldSpec, environment_steps
+from asyncrl.interfaces import (
+    Agent,
+    AgentPolicy,
+    Batch,
+    DiscreteAction,
+    EnvSpec,
+    FieldSpec,
+    environment_steps,
+)
 from asyncrl.replay import PrioritizedReplay
 from asyncrl.replay.policy_replays import PolicyBatch, PolicyReplays
 from asyncrl.replay.priority_rules import PriorityRules
@@ -48,7 +56,9 @@ class World:
             segment = self.memory(self.layout)
             self.readers.append(RingReader(segment, self.layout))
             rows: list[Any] = []
-            self.actors.append(RandomActor(RingWriter(segment, self.layout), rows, np.random.default_rng((seed, ring))))
+            self.actors.append(
+                RandomActor(RingWriter(segment, self.layout), rows, np.random.default_rng((seed, ring)))
+            )
         self.rng = np.random.default_rng(seed)
         self.replays, self.batch = self.make(np.random.default_rng(7), self.readers)
 
@@ -59,7 +69,10 @@ class World:
     def make(self, rng: np.random.Generator, readers: list[RingReader]) -> tuple[PolicyReplays, PolicyBatch]:
         rules = PriorityRules(1.0, priority_eps=EPS)
         replays = PolicyReplays(
-            readers, self.policies, lambda views: PrioritizedReplay(views, **OPTIONS, priorities=rules, rng=rng), rng
+            readers,
+            self.policies,
+            lambda views: PrioritizedReplay(views, **OPTIONS, priorities=rules, rng=rng),
+            rng,
         )
         row = replace(ROW, agents=())
         return replays, PolicyBatch(self.policies, [Batch.allocate(8, row, EXTRAS) for _ in self.policies])
@@ -82,7 +95,9 @@ class World:
     def streams(self, policy: AgentPolicy) -> list[int]:
         return [e * 4 + n for e in range(ENVS) for n in policy.members]
 
-    def twin_of(self, policy: AgentPolicy, rng: np.random.Generator) -> tuple[PrioritizedReplay, list[RingReader]]:
+    def twin_of(
+        self, policy: AgentPolicy, rng: np.random.Generator
+    ) -> tuple[PrioritizedReplay, list[RingReader]]:
         """A replay over new rings that hold the rows of the policy's streams alone, at the same positions."""
         streams = self.streams(policy)
         spec = replace(ROW, agents=())
@@ -116,12 +131,17 @@ def world(policies: tuple[AgentPolicy, ...] = POLICIES, seed: int = 0) -> Iterat
 
 def rows_by_content(batch: Any) -> list[tuple[float, ...]]:
     """Rows of a batch as they are known by their content, sorted."""
-    columns = [np.reshape(a, (len(batch.reward), -1)) for a in (batch.obs, batch.action, batch.reward, batch.discount)]
+    columns = [
+        np.reshape(a, (len(batch.reward), -1))
+        for a in (batch.obs, batch.action, batch.reward, batch.discount)
+    ]
     return sorted(map(tuple, np.concatenate(columns, axis=1).tolist()))
 
 
 @pytest.mark.parametrize("policies", [POLICIES, NEIGHBOURS])
-def test_a_policy_can_sample_what_a_replay_of_its_streams_alone_can(policies: tuple[AgentPolicy, ...]) -> None:
+def test_a_policy_can_sample_what_a_replay_of_its_streams_alone_can(
+    policies: tuple[AgentPolicy, ...],
+) -> None:
     with world(policies, seed=1) as w:
         counted = 0
         for _ in range(60):
@@ -137,7 +157,9 @@ def test_a_policy_can_sample_what_a_replay_of_its_streams_alone_can(policies: tu
 
 
 @pytest.mark.parametrize("policies", [POLICIES, NEIGHBOURS])
-def test_samples_are_rows_of_the_policys_agents_as_they_were_written(policies: tuple[AgentPolicy, ...]) -> None:
+def test_samples_are_rows_of_the_policys_agents_as_they_were_written(
+    policies: tuple[AgentPolicy, ...],
+) -> None:
     with world(policies) as w:
         turns: list[int] = []
         for _ in range(80):
@@ -153,7 +175,11 @@ def test_samples_are_rows_of_the_policys_agents_as_they_were_written(policies: t
             for actor in w.actors:
                 for row in actor.rows:
                     for stream in streams:
-                        known[tuple(row.obs[stream])] = (row.action[stream], row.extras["extra"][stream], row.version)
+                        known[tuple(row.obs[stream])] = (
+                            row.action[stream],
+                            row.extras["extra"][stream],
+                            row.version,
+                        )
             assert batch.own.obs.shape == (8, values) and batch.rows[batch.policy].obs.shape == (8, 3)
             for i in range(8):
                 action, extra, version = known[tuple(batch.rows[batch.policy].obs[i])]

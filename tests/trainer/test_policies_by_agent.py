@@ -1,0 +1,307 @@
+"""Several policies of the agents, end to end: learning, lockstep, resuming, files, kills, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from resume_rig import numbers
+from several_agents import NAMES, MaskedByInfo, Parallel, Pursuit, Together, Unequal
+from test_several_agents import ALGORITHMS
+from test_trainer_lockstep_replay import suspensions
+from waiting import wait_until
+
+import asyncrl
+from asyncrl import DQN, MADDPG, MAPPO, PPO, QMIX, SAC, TD3, VDN, Trainer
+from asyncrl.cli.main import main
+from asyncrl.errors import CheckpointError, ConfigurationError, SpacesDoNotFit
+
+POLICIES = {"warm": "red", "cool": "green|blue"}
+EACH = {"r": "red", "g": "green", "b": "blue"}
+SIDES = {"hunter": "hunter_.*", "prey": "prey"}
+COMMON: dict[str, Any] = {"seed": 3, "envs_per_actor": 2, "http": "off", "target_eval_episodes": 2}
+CONTINUOUS: dict[str, Any] = {
+    "hidden_sizes": (16,),
+    "learning_starts": 60,
+    "batch_size": 16,
+    "replay_capacity": 600,
+    "samples_per_insert": 4.0,
+}
+ALONE = [name for name, record in ALGORITHMS.items() if not record.needs_agents]
+
+
+def trainer_of(name: str, env: Any = Parallel, **options: Any) -> Trainer:
+    return Trainer(env, ALGORITHMS[name], **{**COMMON, "num_actors": 2, "policies": POLICIES, **options})
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_every_kind_of_algorithm_trains_several_policies(name: str) -> None:
+    trainer = trainer_of(name, eval_interval_steps=400, eval_episodes=2)
+    result = trainer.learn(total_steps=900)
+    last = trainer.snapshot()
+    assert last is not None and last.updates > 10 and last.episodes > 50
+    own = last.train_metrics
+    assert own["rollout/ep_rew_mean/cool"] == pytest.approx(
+        own["rollout/ep_rew_mean/green"] + own["rollout/ep_rew_mean/blue"]
+    )
+    losses = [own[f"train/loss/{policy}"] for policy in POLICIES]
+    assert np.isfinite(losses).all() and last.loss == pytest.approx(np.mean(losses))
+    assert result.policy.by_policy.keys() == POLICIES.keys()
+    for evaluation in result.evaluations:
+        assert evaluation.agent_returns.keys() == set(NAMES)
+        assert evaluation.return_mean == pytest.approx(sum(evaluation.policy_returns.values()))
+        assert evaluation.policy_returns["warm"] == evaluation.agent_returns["red"]
+    assert result.summary["eval"]["policy_returns"].keys() == POLICIES.keys()
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        SAC(**CONTINUOUS),
+        TD3(**CONTINUOUS, prioritized=True),
+        PPO(hidden_sizes=(16,), segment_length=16, discipline="synchronous"),
+    ],
+    ids=lambda record: record.name,
+)
+def test_policies_may_see_and_do_different_things(algorithm: Any, tmp_path: Path) -> None:
+    """The environment refuses an action that is not in the agent's own space."""
+    options = {**COMMON, "policies": SIDES, "num_actors": 1}
+    result = Trainer(Pursuit, algorithm, **options).learn(total_steps=150)
+    assert result.evaluation is not None
+    returns = result.evaluation.agent_returns
+    assert (
+        returns["prey"] == pytest.approx(-returns["hunter_1"]) and returns["hunter_0"] == returns["hunter_1"]
+    )
+    specs = [policy.spec for policy in result.policy.spec.policies]
+    assert [(s.observation_shape, s.action.shape, len(s.agents)) for s in specs] == [
+        ((3,), (1,), 2),
+        ((5,), (2,), 1),
+    ]
+    kept = asyncrl.load(result.policy.save(tmp_path / "two.policy"))
+    obs, _ = kept.make_env().reset(seed=0)
+    for deterministic in (True, False):
+        actions, _ = kept.predict(obs, deterministic=deterministic)
+        assert {name: action.shape for name, action in actions.items()} == {
+            "hunter_0": (1,), "prey": (2,), "hunter_1": (1,)
+        }  # fmt: skip
+    few, _ = kept.predict({"prey": obs["prey"]})
+    np.testing.assert_array_equal(few["prey"], result.policy.predict(obs)[0]["prey"])
+
+
+@pytest.mark.parametrize("env", [Unequal, MaskedByInfo])
+def test_each_agent_with_a_policy_of_its_own_needs_no_padding(env: Any) -> None:
+    for name in ("dqn", "ppo"):
+        result = trainer_of(name, env, policies=EACH, num_actors=1).learn(500)
+        assert result.evaluation is not None
+        if env is MaskedByInfo:
+            assert result.evaluation.return_mean == 15.0
+    padded = trainer_of("dqn", env, pad_spaces=True, agent_id=True, num_actors=1).learn(300)
+    assert padded.evaluation is not None
+
+
+def test_each_policy_learns_what_pays_its_own_agent() -> None:
+    """All agents see the same; each is paid for another action, which one policy could not learn without an index."""
+    algorithm = DQN(
+        hidden_sizes=(32,), learning_starts=200, learning_rate=2e-3, exploration_steps=1500, gamma=0.5
+    )
+    options: dict[str, Any] = {**COMMON, "num_actors": 1, "envs_per_actor": 8, "eval_interval_steps": 500}
+    result = Trainer(Together, algorithm, policies=EACH, target_return=15.0, **options).learn(20_000)
+    assert result.stop_reason == "target_return" and result.evaluation is not None
+    assert result.evaluation.policy_returns == {"r": 5.0, "g": 5.0, "b": 5.0}
+    seen = {name: np.zeros(4, np.float32) for name in NAMES}
+    assert result.policy.predict(seen)[0] == {"red": 0, "green": 1, "blue": 2}
+    values = result.policy.q_values(seen)
+    assert [int(values[name].argmax()) for name in NAMES] == [0, 1, 2]
+    assert result.policy.by_policy["g"].predict({"green": seen["green"]})[0] == {"green": 1}
+
+
+def test_samples_per_insert_is_that_of_every_policy() -> None:
+    algorithm = replace(ALGORITHMS["dqn"], discipline="lockstep", samples_per_insert=2.0)
+    trainer = Trainer(Together, algorithm, policies=POLICIES, **{**COMMON, "num_actors": 1})
+    trainer.learn(total_steps=600)
+    last = trainer.snapshot()
+    assert last is not None
+    sampled, wanted = last.updates * 32, 2.0 * 3 * (last.env_steps - algorithm.learning_starts)
+    assert wanted - 32 < sampled <= wanted
+    assert last.samples_per_insert_achieved == pytest.approx(2.0, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["dqn", "ppo", "impala", "r2d2"])
+def test_two_runs_are_equal_to_the_bit(name: str) -> None:
+    algorithm = replace(ALGORITHMS[name], discipline="lockstep")
+    found = []
+    for suspended in (False, True):
+        options = {**COMMON, "num_actors": 2, "policies": POLICIES, "report_interval_seconds": 0.02}
+        trainer = Trainer(Parallel, algorithm, **options)
+        if suspended:
+            with suspensions(trainer):
+                result = trainer.learn(total_steps=700)
+        else:
+            result = trainer.learn(total_steps=700)
+        found.append(numbers(trainer, result))
+    assert found[0] == found[1]
+    assert any(metric.endswith("/cool") for metric in found[0]["metrics"])
+
+
+@pytest.mark.parametrize("name", ["dqn", "ppo", "ppo-gru"])
+def test_half_and_half_is_a_whole(name: str, tmp_path: Path) -> None:
+    algorithm = replace(ALGORITHMS[name], discipline="lockstep")
+    options: dict[str, Any] = {**COMMON, "num_actors": 2, "policies": POLICIES}
+    options |= {"eval_interval_steps": 300, "save_replay_buffer": True, "agent_id": True}
+    Trainer(Parallel, algorithm, run_dir=tmp_path / "run", **options).learn(total_steps=600)
+    second = Trainer.resume(tmp_path / "run", 1_200)
+    assert len(second.resumed_from) == 1, "nothing begins anew"
+    result = second.learn()
+    whole = Trainer(Parallel, algorithm, **options)
+    assert numbers(second, result) == numbers(whole, whole.learn(total_steps=1_200))
+    assert all(evaluation.policy_returns.keys() == POLICIES.keys() for evaluation in result.evaluations)
+    with pytest.raises(ConfigurationError, match="policies may not change when a run goes on"):
+        Trainer.resume(tmp_path / "run", 1_400, policies=EACH)
+
+
+@pytest.mark.parametrize("name", ["dqn", "ppo"])
+def test_a_relaxed_run_goes_on_with_empty_rings(name: str, tmp_path: Path) -> None:
+    trainer_of(name, run_dir=tmp_path / "run").learn(total_steps=600)
+    second = Trainer.resume(tmp_path / "run", "+600")
+    result = second.learn()
+    last = second.snapshot()
+    assert last is not None and last.env_steps >= 1_200 and result.summary["state"] == "finished"
+
+
+def test_files_policy_and_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, env = tmp_path / "run", "several_agents:Unequal"
+    command = ["train", env, "--algo", "ppo", "--policy", "warm:red", "cool:green|blue", "--pad-spaces"]
+    command += ["--steps", "900", "--actors", "1", "--envs-per-actor", "2", "--target-eval-episodes", "2"]
+    assert main([*command, "--http", "off", "--run-dir", str(run), "--ppo.segment-length", "16"]) == 0
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for name in ("rollout/ep_rew_mean/cool", "eval/mean_reward/cool", "train/loss/cool", "train/loss"):
+        assert any(name in line for line in lines)
+    kept = asyncrl.load(run)
+    path = kept.save(tmp_path / "agents.policy")
+    for policy in (kept, asyncrl.load(path)):
+        parallel = policy.make_env()
+        obs, _ = parallel.reset(seed=5)
+        total = 0.0
+        while parallel.agents:
+            actions, _ = policy.predict(obs)
+            obs, rewards, *_ = parallel.step(actions)
+            total += sum(rewards.values())
+        assert total in range(16)
+        probabilities = policy.probabilities(obs)
+        assert [len(probabilities[name]) for name in NAMES] == [5, 4, 4]
+    capsys.readouterr()
+    assert main(["eval", str(run), "--episodes", "3", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["return_mean"] == pytest.approx(sum(record["policy_returns"].values()))
+    assert main(["eval", str(path), "--episodes", "2"]) == 0
+    assert "policies     warm " in capsys.readouterr().out
+    assert main(["enjoy", str(run), "--video", str(tmp_path / "film.mp4"), "--episodes", "1"]) == 0
+    assert "red " in capsys.readouterr().out and (tmp_path / "film.mp4").stat().st_size > 0
+    assert (
+        main(["check", env, "--policy", "warm:red", "cool:green|blue", "--pad-spaces", "--seconds", "0.1"])
+        == 0
+    )
+    assert "3; policy warm: red; policy cool: green, blue" in capsys.readouterr().out
+    with pytest.raises(ConfigurationError, match="a model holds one policy"):
+        kept.export_onnx(tmp_path / "model.onnx")
+
+
+def test_a_new_run_begins_with_the_policies_of_another(tmp_path: Path) -> None:
+    first = trainer_of("ppo", num_actors=1).learn(total_steps=300).policy.save(tmp_path / "first.policy")
+    again = trainer_of("ppo", num_actors=1, init_from=first, eval_interval_steps=None)
+    assert again.learn(total_steps=300).evaluation is not None
+    with pytest.raises(CheckpointError, match="the policy of init_from has other"):
+        trainer_of("ppo", num_actors=1, init_from=first, policies=EACH).learn(total_steps=300)
+
+
+@pytest.mark.parametrize("name", ["dqn", "ppo"])
+def test_a_killed_actor_is_replaced_and_all_policies_go_on(name: str) -> None:
+    def updates() -> int:
+        now = run.snapshot()
+        return 0 if now is None else now.updates
+
+    with trainer_of(name, eval_interval_steps=None, report_interval_seconds=0.05) as run:
+        run.start()
+        wait_until(updates, "updates")
+        snapshot = run.snapshot()
+        assert snapshot is not None
+        os.kill(snapshot.actors[0].pid, signal.SIGKILL)
+        wait_until(lambda: (now := run.snapshot()) is not None and now.actor_restarts == 1, "another actor")
+        before = updates()
+        wait_until(lambda: updates() > before + 40, "further updates")
+        run.stop()
+
+
+def test_policies_with_a_state_take_dicts_and_rows() -> None:
+    policy = trainer_of("ppo-gru", Together, num_actors=1).learn(total_steps=300).policy
+    parallel, state, rows_state = policy.make_env(), None, None
+    obs, _ = parallel.reset(seed=0)
+    start: Any = True
+    while parallel.agents:
+        rows = np.stack([obs[name] for name in NAMES])
+        by_row, rows_state = policy.predict(rows, rows_state, start)
+        actions, state = policy.predict(obs, state, start)
+        assert [actions[name] for name in NAMES] == by_row
+        assert rows_state is not None and state is not None
+        np.testing.assert_array_equal(np.stack([state[name] for name in NAMES]), rows_state)
+        obs, *_ = parallel.step(actions)
+        start = False
+    with pytest.raises(ValueError, match="obs must be given by agent where agents have several policies"):
+        policy.predict(rows[:2])
+    with pytest.raises(ValueError, match="obs must be given by agent"):
+        policy.values(rows)
+
+
+@pytest.mark.parametrize(
+    ("policies", "text"),
+    [
+        (
+            {"warm": "red", "cool": "green"},
+            "every agent of .* one policy: of agent blue no pattern matches it",
+        ),
+        ({"warm": "red|blue", "cool": "green|blue"}, "of agent blue the patterns of warm and cool match it"),
+        (
+            {"all": ".*", "cold": "white"},
+            "every pattern .* must match an agent .* 'white' of policy cold matches none",
+        ),
+        ({"all": "re"}, "of agent red no pattern matches it"),
+        ({"red": "red|green|blue"}, "policy red must have another name"),
+    ],
+)
+def test_patterns_divide_the_agents(policies: dict[str, str], text: str) -> None:
+    trainer = trainer_of("dqn", policies=policies, num_actors=1)
+    with pytest.raises(ConfigurationError, match=text) as told:
+        trainer.learn(total_steps=100)
+    assert told.value.facts["agents"] == "red, green, blue" and told.value.fix
+
+
+def test_what_cannot_have_several_policies_says_so() -> None:
+    for algorithm in (QMIX(), VDN(), MADDPG(), MAPPO()):
+        with pytest.raises(ValueError, match=f"policies must be none for {algorithm.name}, whose"):
+            Trainer(Parallel, algorithm, policies=POLICIES)
+    for algorithm, option, value in (
+        (PPO(), "groups", 2),
+        (DQN(), "self_play", "newest"),
+        (DQN(), "demonstrations", "shown"),
+    ):
+        with pytest.raises(ValueError, match=f"{option} must be .* with policies, got {value}"):
+            Trainer(Parallel, algorithm, policies=POLICIES, **{option: value})
+    for algorithm in (PPO(inference="server"), DQN(replay_device="auto")):
+        with pytest.raises(ValueError, match=r"must be (actor|cpu) with policies"):
+            Trainer(Parallel, algorithm, policies=POLICIES)
+    with pytest.raises(ValueError, match=r"policies must have a regular expression for bad, .* got '\['"):
+        Trainer(Parallel, PPO(), policies={"bad": "["})
+    with pytest.raises(
+        ConfigurationError, match="policies must be none for CartPole-v1, which has one agent"
+    ):
+        Trainer("CartPole-v1", PPO(), policies={"all": ".*"}, num_actors=1, http="off").learn(100)
+    with pytest.raises(
+        SpacesDoNotFit, match="The agents green, blue of Unequal share one policy, and their obs"
+    ):
+        trainer_of("dqn", Unequal, num_actors=1).learn(100)
