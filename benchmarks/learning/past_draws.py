@@ -34,9 +34,9 @@ KEPT, PER_BATCH, LIMIT_SECONDS = 64, 4, 300.0
 ACTORS = 4
 TASKS: dict[str, tuple[str, float, int, dict[str, Any], dict[str, Any]]] = {
     "catch": ("asyncrl/Catch-v0", 0.95, 150_000, {}, {}),
-    "recall": ("asyncrl/Recall-v0", 0.95, 300_000, {}, {"env_kwargs": {"delay": 10}}),
+    "recall": ("asyncrl/Recall-v0", 0.95, 300_000, {}, {"env_kwargs": {"delay": 20}}),
     "sparse": (
-        "FrozenLake-v1",
+        "FrozenLake8x8-v1",
         0.95,
         100_000,
         {"discipline": "lockstep", "learning_rate": 1e-3, "segment_length": 16},
