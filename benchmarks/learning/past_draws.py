@@ -34,9 +34,9 @@ KEPT, PER_BATCH, LIMIT_SECONDS = 64, 4, 300.0
 ACTORS = 4
 TASKS: dict[str, tuple[str, float, int, dict[str, Any], dict[str, Any]]] = {
     "catch": ("asyncrl/Catch-v0", 0.95, 150_000, {}, {}),
-    "recall": ("asyncrl/Recall-v0", 0.95, 300_000, {}, {"env_kwargs": {"delay": 10}}),
+    "recall": ("asyncrl/Recall-v0", 0.95, 300_000, {}, {"env_kwargs": {"delay": 20}}),
     "sparse": (
-        "FrozenLake-v1",
+        "FrozenLake8x8-v1",
         0.95,
         100_000,
         {"discipline": "lockstep", "learning_rate": 1e-3, "segment_length": 16},
@@ -94,7 +94,7 @@ def _run(task: str, item: str, seed: int) -> runs.Summary:
     """One run to the target, or to the task's number of steps."""
     env, target, most, algorithm, run = TASKS[task]
     DrawnByReturn.newest = NEWEST[item]
-    kept = {} if item == "none" else {"past_segments": KEPT, "past_per_batch": PER_BATCH}
+    kept: dict[str, Any] = {} if item == "none" else {"past_segments": KEPT, "past_per_batch": PER_BATCH}
     made = IMPALA(**algorithm, **kept) if algorithm else IMPALA.preset(env, **kept)
     options = {"num_actors": ACTORS, "envs_per_actor": 1, "eval_interval_steps": 2_500, "total_steps": most}
     summary = runs.learn(env, made, seed, "greedy", target, LIMIT_SECONDS, **options, **run)
