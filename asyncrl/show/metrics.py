@@ -285,29 +285,52 @@ class Snapshot:
     ):  # of the numbers that scripts read most; `__getattr__` gives them, and all others as Any
 
         @property
-        def return_mean(self) -> float | None: ...
+        def return_mean(self) -> float | None:
+            """Mean return of the last 100 training episodes; None before the first has ended."""
+
         @property
-        def length_mean(self) -> float | None: ...
+        def length_mean(self) -> float | None:
+            """Mean length of the last 100 training episodes in steps; None before the first has ended."""
+
         @property
-        def loss(self) -> float | None: ...
+        def loss(self) -> float | None:
+            """Loss of the last update; None before the first."""
+
         @property
-        def env_steps(self) -> int: ...
+        def env_steps(self) -> int:
+            """Environment steps over all actors."""
+
         @property
-        def updates(self) -> int: ...
+        def updates(self) -> int:
+            """Gradient steps."""
+
         @property
-        def episodes(self) -> int: ...
+        def episodes(self) -> int:
+            """Finished training episodes."""
+
         @property
-        def train_seconds(self) -> float: ...
+        def train_seconds(self) -> float:
+            """Training time, evaluation pauses excluded."""
+
         @property
-        def wall_seconds(self) -> float: ...
+        def wall_seconds(self) -> float:
+            """Time since the run began."""
+
         @property
-        def env_steps_per_second(self) -> float: ...
+        def env_steps_per_second(self) -> float:
+            """Rate of environment steps."""
+
         @property
-        def updates_per_second(self) -> float: ...
+        def updates_per_second(self) -> float:
+            """Rate of gradient steps."""
+
         @property
-        def policy_lag_mean(self) -> float: ...
+        def policy_lag_mean(self) -> float:
+            """Mean policy lag of the steps received in the last interval, in updates."""
+
         @property
-        def staleness_mean(self) -> float: ...
+        def staleness_mean(self) -> float:
+            """Mean staleness of the samples trained on in the last interval, in updates."""
 
     def __getattr__(self, name: str) -> Any:
         if name in BY_KEY:
