@@ -72,7 +72,7 @@ def main() -> None:
     parser = runs.flags(__doc__, [*NEWEST], seeds=5)
     parser.add_argument("--tasks", default=",".join(TASKS), help="comma-separated")
     parsed, _ = runs.parse(parser, "past_draws", [*NEWEST])
-    make_loop.PastSegments = DrawnByReturn  # type: ignore[misc]
+    setattr(make_loop, "PastSegments", DrawnByReturn)  # noqa: B010 (its type is that of the class)
     report, rows = Report(parsed.name), []
     report.note("settings", f"{KEPT} segments kept, {PER_BATCH} in a batch beside {ACTORS} new ones")
     for task in parsed.tasks.split(","):
