@@ -55,7 +55,8 @@ class DrawnByReturn(PastSegments):
         """See `PastSegments.draw`; no bound of staleness."""
         if self.newest is None:
             return super().draw(version)
-        left, chosen = list(range(len(self._kept))), []
+        chosen: list[int] = []
+        left = list(range(len(self._kept)))
         while left and len(chosen) < self._per_batch:
             if self._rng.random() < self.newest:
                 chosen.append(left.pop())
