@@ -55,7 +55,8 @@ class DrawnByReturn(PastSegments):
         """See `PastSegments.draw`; no bound of staleness."""
         if self.newest is None:
             return super().draw(version)
-        left, chosen = list(range(len(self._kept))), []
+        chosen: list[int] = []
+        left = list(range(len(self._kept)))
         while left and len(chosen) < self._per_batch:
             if self._rng.random() < self.newest:
                 chosen.append(left.pop())
@@ -72,7 +73,7 @@ def main() -> None:
     parser = runs.flags(__doc__, [*NEWEST], seeds=5)
     parser.add_argument("--tasks", default=",".join(TASKS), help="comma-separated")
     parsed, _ = runs.parse(parser, "past_draws", [*NEWEST])
-    make_loop.PastSegments = DrawnByReturn  # type: ignore[misc]
+    setattr(make_loop, "PastSegments", DrawnByReturn)  # noqa: B010 (its type is that of the class)
     report, rows = Report(parsed.name), []
     report.note("settings", f"{KEPT} segments kept, {PER_BATCH} in a batch beside {ACTORS} new ones")
     for task in parsed.tasks.split(","):
