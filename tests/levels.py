@@ -10,7 +10,6 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 
-
 class Level(gymnasium.Env[Any, Any]):
     """Observation (level, builds of this object's episodes, step); an episode of level n has 3 + n steps.
 

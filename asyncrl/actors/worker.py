@@ -7,10 +7,10 @@
     evaluator   plays greedy episodes on request
 
 Frames to the main process are {"kind": "ready"}, {"kind": "spec", ...}, {"kind": "renewed"}, {"kind": "trial", ...},
-{"kind": "alive", ...}, {"kind": "returns", ...}, {"kind": "state", ...} and {"kind": "error", ...}. Commands to an actor are single bytes:
-SPACE (a grant or an answer is there), SAVE and QUIT. A process exits when the main process closes its end of the
-socket. On SAVE an actor sends its state between two rows; the main process sends SAVE once the actor has made all
-granted rows.
+{"kind": "alive", ...}, {"kind": "returns", ...}, {"kind": "state", ...} and {"kind": "error", ...}. Commands to an
+actor are single bytes: SPACE (a grant or an answer is there), SAVE and QUIT. A process exits when the main process
+closes its end of the socket. On SAVE an actor sends its state between two rows; the main process sends SAVE once the
+actor has made all granted rows.
 """
 
 from __future__ import annotations

@@ -225,11 +225,17 @@ class Run:
             TypeError: a value is not a Python literal.
         """
         if self.group is not None:
-            raise RuntimeError(f"set_env_kwargs works in runs of one group, got groups={self.whole[0].groups}")
+            raise RuntimeError(
+                f"set_env_kwargs works in runs of one group, got groups={self.whole[0].groups}"
+            )
         if not self.built:
-            raise RuntimeError("set_env_kwargs works while the run trains; give Trainer(env_kwargs=...) before it")
+            raise RuntimeError(
+                "set_env_kwargs works while the run trains; give Trainer(env_kwargs=...) before it"
+            )
         if not self.config.actors:
-            raise ValueError(f"set_env_kwargs needs training environments, and {self.config.algo} learns from a dataset")
+            raise ValueError(
+                f"set_env_kwargs needs training environments, and {self.config.algo} learns from a dataset"
+            )
         if self.algorithm.exact and self.callbacks.event not in ("on_start", "on_evaluation"):
             raise RuntimeError(
                 f"with discipline={self.learner.discipline!r} set_env_kwargs is called in on_start or on_evaluation: "
@@ -553,9 +559,7 @@ class Run:
         """Make the learner over all rings, and the schedule of its evaluations."""
         config, algorithm, clock = self.config, self.algorithm, self.clock
         in_turn = algorithm.exact and self.callbacks.hear_evaluations
-        snapshots = WeightSnapshots(
-            config.eval_interval_steps, arrived=self._copy_arrived, in_turn=in_turn
-        )
+        snapshots = WeightSnapshots(config.eval_interval_steps, arrived=self._copy_arrived, in_turn=in_turn)
         loop = make_loop(
             algorithm,
             config,
