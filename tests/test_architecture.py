@@ -67,7 +67,7 @@ DOORS = {
     "tomli_w": ("storage.config_file",),
     "tensorboard": ("show.writers",),
     "IPython": ("show.notebook",),
-    "imageio_ffmpeg": ("show.video",),
+    "imageio_ffmpeg": ("envs.video",),
     "onnx": ("policies.onnx_export",),
     "minari": ("storage.dataset",),
     "h5py": ("storage.dataset",),

@@ -15,7 +15,7 @@ from asyncrl.options import Count, NotNegative, Positive, check_options
 
 if TYPE_CHECKING:
     from asyncrl.policies.portable_policy import PortablePolicy
-    from asyncrl.show.video import VideoWriter
+    from asyncrl.envs.video import VideoWriter
 
 
 class WindowClosed(Exception):
@@ -64,7 +64,7 @@ def run(options: EnjoyOptions) -> None:
     """Play and show episodes."""
     from asyncrl.envs.checks import close_env
     from asyncrl.policies.load import load_named
-    from asyncrl.show.video import VideoWriter, frames_per_second, require_video
+    from asyncrl.envs.video import VideoWriter, frames_per_second, require_video
 
     video = None if options.video is None else Path(options.video).expanduser()
     if video is None:

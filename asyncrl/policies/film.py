@@ -12,7 +12,7 @@ from pathlib import Path
 
 from asyncrl.policies.playback import play, show
 from asyncrl.policies.portable_policy import PortablePolicy
-from asyncrl.show.video import VideoWriter, frames_per_second, require_video
+from asyncrl.envs.video import VideoWriter, frames_per_second, require_video
 
 
 @dataclass(frozen=True)

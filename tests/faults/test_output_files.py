@@ -23,7 +23,7 @@ from asyncrl.options import option_values
 from asyncrl.policies.portable_policy import PortablePolicy
 from asyncrl.show.curves import Curve
 from asyncrl.show.picture import write_picture
-from asyncrl.show.video import VideoWriter
+from asyncrl.envs.video import VideoWriter
 from asyncrl.storage.checkpoint_meta import CheckpointMeta
 
 
