@@ -41,7 +41,7 @@ DOORS = {
     "aiohttp": ("server.*",),
     "numba": (*("shm.kernel", "shm.kernel_cache", "shm.atomics", "shm.views", "replay.handles"),),
     "llvmlite": ("shm.atomics", "replay.handles"),
-    "mmap": ("shm.segment", "replay.sum_tree"),
+    "mmap": ("shm.segment", "shm.env_kwargs", "replay.sum_tree"),
     "torch": (
         *(
             "networks.*",

@@ -9,9 +9,9 @@
 
 Frames to the main process are {"kind": "ready"}, {"kind": "spec", ...}, {"kind": "renewed"}, {"kind": "trial", ...},
 {"kind": "alive", ...}, {"kind": "returns", ...}, {"kind": "film", ...}, {"kind": "state", ...} and {"kind": "error",
-...}. Commands to an actor are single bytes: SPACE (a grant or an answer is there), SAVE and QUIT. A process exits when the main process
-closes its end of the socket. On SAVE an actor sends its state between two rows; the main process sends SAVE once the
-actor has made all granted rows.
+...}. Commands to an actor are single bytes: SPACE (a grant or an answer is there), SAVE and QUIT. A process exits when
+the main process closes its end of the socket. On SAVE an actor sends its state between two rows; the main process sends
+SAVE once the actor has made all granted rows.
 """
 
 from __future__ import annotations

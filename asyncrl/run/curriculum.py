@@ -16,8 +16,8 @@ class Curriculum(Callback):
         trainer.learn(200_000, callbacks=[Curriculum(target_return=0.7)])
 
     The first level is set when the run begins. The next one follows after an evaluation whose mean return on the
-    present level is at least `target_return`. The present level is told from `trainer.env_kwargs`, so a resumed run goes
-    on where it was.
+    present level is at least `target_return`. The present level is told from `trainer.env_kwargs`, so a resumed run
+    goes on where it was.
 
     Args:
         target_return: mean return of an evaluation on a level from which the next level follows.

@@ -15,7 +15,8 @@ from typing import Any, Final, Literal
 
 from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.interfaces import Bins, Distribution, Metrics, ValuePairs
-from asyncrl.show.evaluation_result import EvaluationFilm, EvaluationResult as EvaluationResult
+from asyncrl.show.evaluation_result import EvaluationFilm
+from asyncrl.show.evaluation_result import EvaluationResult as EvaluationResult
 from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.opponents import OpponentRating
 

@@ -43,8 +43,8 @@ from asyncrl.envs.checks import spec_of
 from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import EnvSpec
 from asyncrl.learning.inference_server import MOST_ROWS, InferenceServer, request_layout
-from asyncrl.shm.env_kwargs import EnvKwargsWriter
 from asyncrl.shm import Doorbell, RingLayout, WeightMailbox
+from asyncrl.shm.env_kwargs import EnvKwargsWriter
 from asyncrl.shm.requests import ServerRequests
 from benchmarks.harness.report import Report, script_parser
 

@@ -862,7 +862,7 @@ class Ending(Run):
                 parts,
                 self.clock,
                 parts.save_best,
-                lambda _: None,
+                lambda *_: None,
                 parts.settle,
                 lambda _: 0,
             )
