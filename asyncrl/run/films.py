@@ -1,9 +1,9 @@
 """Films of evaluations: the first episode of the newest one, in a file beside the run.
 
 A film is made in a process of its own and of lower priority, after its evaluation was recorded. Training and
-evaluations never wait for it. Evaluations that end meanwhile wait as one: the newest of them is filmed next. A film that
-fails or takes too long is given up with one warning (ASYNC041); where the environment cannot be rendered, no further one
-is tried.
+evaluations never wait for it. Evaluations that end meanwhile wait as one: the newest of them is filmed next. A film
+that fails or takes too long is given up with one warning (ASYNC041); where the environment cannot be rendered, no
+further one is tried.
 """
 
 from __future__ import annotations
