@@ -123,6 +123,9 @@ class TrainerConfig:
     eval_levels: Mapping[str, Any] = field(default_factory=dict)
     """Levels of evaluations, name:{key:value} with keyword arguments of each; the evaluation is the mean over them."""
 
+    eval_film: bool = False
+    """Film the first episode of the newest evaluation, in a process of its own; needs imageio-ffmpeg."""
+
     eval_max_episode_steps: Count | None = None
     """Maximum steps of an evaluation episode; none takes the environment's own limit, or 27000 without one."""
 

@@ -10,7 +10,6 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 
-
 class Level(gymnasium.Env[Any, Any]):
     """Observation (level, builds of this object's episodes, step); an episode of level n has 3 + n steps.
 
@@ -67,3 +66,19 @@ class SettableVector(SyncVectorEnv):
 
 def plain_vector() -> Any:
     return SyncVectorEnv([Level, Level], autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+class Pictured(Level):
+    """The same with a picture: a bar that grows by ten pixels a step on a screen of 400 x 300."""
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 (as gymnasium's)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(level=20)
+        self.render_mode = render_mode
+
+    def render(self) -> Any:
+        assert self.render_mode == "rgb_array", "training and evaluations render nothing"
+        screen = np.full((300, 400, 3), 255, np.uint8)
+        screen[100:200, : 10 * (self.steps + 1)] = (30, 90, 200)
+        return screen

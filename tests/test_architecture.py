@@ -41,7 +41,7 @@ DOORS = {
     "aiohttp": ("server.*",),
     "numba": (*("shm.kernel", "shm.kernel_cache", "shm.atomics", "shm.views", "replay.handles"),),
     "llvmlite": ("shm.atomics", "replay.handles"),
-    "mmap": ("shm.segment", "replay.sum_tree"),
+    "mmap": ("shm.segment", "shm.env_kwargs", "replay.sum_tree"),
     "torch": (
         *(
             "networks.*",
@@ -67,7 +67,7 @@ DOORS = {
     "tomli_w": ("storage.config_file",),
     "tensorboard": ("show.writers",),
     "IPython": ("show.notebook",),
-    "imageio_ffmpeg": ("show.video",),
+    "imageio_ffmpeg": ("envs.video",),
     "onnx": ("policies.onnx_export",),
     "minari": ("storage.dataset",),
     "h5py": ("storage.dataset",),

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from asyncrl import PPO, TrainResult
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -22,11 +24,19 @@ def run(block: str) -> dict[str, Any]:
 
 
 def test_a_callback_of_the_page_ends_its_run() -> None:
-    block, schedules = blocks("callbacks.md")
+    block, *_, schedules = blocks("callbacks.md")
     found = run(block.replace("20_000", "2_000"))["result"]
     assert isinstance(found, TrainResult) and found.stop_reason in ("total_steps", "stopped")
     ppo = run(schedules)["ppo"]
     assert isinstance(ppo, PPO) and ppo._clip_ranges(1.0)[0] == 0.1
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_curricula_of_the_page_change_the_environments(number: int) -> None:
+    block = blocks("callbacks.md")[number].replace("20_000", "1_200").replace("2_000", "400")
+    space = run(block.replace("0.9", "-1.0"))
+    assert space["result"].stop_reason == "total_steps"
+    assert space["trainer"].env_kwargs == {"is_slippery": True}
 
 
 def test_the_network_of_the_page_is_taken() -> None:

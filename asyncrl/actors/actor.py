@@ -203,7 +203,9 @@ class Actor:
     def _renew_environments(self, row: int) -> None:
         """Have the episodes that begin in `row` or later get the newest keyword arguments that count there."""
         if self._env_kwargs is not None and (change := self._env_kwargs.at(row)) is not None:
-            seeds = renewal_seeds(self._seed, self.index, self.incarnation, change.number, self.streams.num_envs)
+            seeds = renewal_seeds(
+                self._seed, self.index, self.incarnation, change.number, self.streams.num_envs
+            )
             self.streams.renew(change.number, change.values, seeds)
 
     def _publish(self, slot: int, events: Events) -> None:

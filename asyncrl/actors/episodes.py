@@ -47,6 +47,7 @@ class EpisodePlayer:
         policy: the policy whose greedy actions are taken.
         max_envs: largest number of environments to build; more episodes than that take turns.
         alive: callback with the number of finished episodes, after each build, reset and step of an environment.
+        env: the first environment; None builds it.
 
     Attributes:
         cut_episodes: number of episodes of the last `play` that were cut at a limit.
@@ -59,12 +60,13 @@ class EpisodePlayer:
         policy: Policy,
         max_envs: int = MAX_ENVS,
         alive: Callable[[int], None] = lambda _: None,
+        env: Any = None,
     ) -> None:
         self._policy, self._memory = policy, memory_of(policy)
         self._states = np.zeros((0, 0), np.float32)  # recurrent state of each episode of a `play`
         self._alive = alive
         self._source, self._max_envs = source, max_envs
-        built: Any = source.build()
+        built: Any = source.build() if env is None else env
         self._vector = built if hasattr(built, "num_envs") else None
         self._envs: list[Any] = [] if self._vector is not None else [built]
         self._current = self._finished = 0

@@ -7,6 +7,7 @@ import pickle
 import time
 import warnings
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from asyncrl.actors.episodes import EPISODE_STEPS, MAX_ENVS, Episodes
 from asyncrl.actors.exit_errors import actor_killed, build_hung, evaluation_hung
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.limits import ProcessLimits, RestartBudget
-from asyncrl.actors.plans import EvaluatorPlan
+from asyncrl.actors.plans import EvaluatorPlan, FilmPlan
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import EvaluationIncomplete
 from asyncrl.interfaces import EnvSpec
@@ -72,6 +73,7 @@ class RemoteEvaluator:
         self._restarts = 0
         names, sources = zip(*(source.levels or (("", source),)), strict=True)
         self.levels: tuple[str, ...] = names
+        self._first, self._policy = sources[0], policy_bytes
         self._plan = pickle.dumps(EvaluatorPlan(sources, policy_bytes, max_envs))
         self._name = spec.name
         self.agents, self.policies = tuple(agent.name for agent in spec.agents), spec.policies
@@ -114,14 +116,25 @@ class RemoteEvaluator:
             raise ValueError(f"episodes must be at least 1, got {episodes}")
         weights = weights.copy()
         async with self._turn:
-            sequence = np.random.SeedSequence(self._seed, spawn_key=(2**32 - 1, *key))
             request = {
                 "episodes": episodes,
-                "seed": int(sequence.generate_state(1)[0]),
+                "seed": self._seed_of(key),
                 "max_steps": self._max_steps,
             }
             end = None if self.max_seconds is None else time.monotonic() + self.max_seconds
             return await self._with_restarts(lambda: self._play_levels(weights, request, end))
+
+    def _seed_of(self, key: tuple[int, ...]) -> int:
+        """Seed of the episodes of an evaluation."""
+        sequence = np.random.SeedSequence(self._seed, spawn_key=(2**32 - 1, *key))
+        return int(sequence.generate_state(1)[0])
+
+    def film_of(
+        self, weights: NDArray[np.float32], key: tuple[int, ...], path: Path, max_steps: int
+    ) -> FilmPlan:
+        """Plan of a film of the first episode of the evaluation `key`, of its first level, into the file `path`."""
+        steps = min(self._max_steps, max_steps)
+        return FilmPlan(self._first, self._policy, weights.tobytes(), self._seed_of(key), steps, str(path))
 
     async def start(self, weight_count: int) -> None:
         """Fork the process and wait until it is ready, so that the first evaluation does not wait."""

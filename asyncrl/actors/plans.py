@@ -62,6 +62,27 @@ class ActorPlan:
 
 
 @dataclass(frozen=True)
+class FilmPlan:
+    """Plan of the film of one greedy episode; sent pickled.
+
+    Attributes:
+        source: the environment, which is made with `render_mode="rgb_array"`.
+        policy: pickled `Policy`.
+        weights: its weights, float32 as bytes.
+        seed: seed of the evaluation whose first episode is filmed.
+        max_steps: steps after which the film ends.
+        path: the video file.
+    """
+
+    source: EnvSource
+    policy: bytes
+    weights: bytes
+    seed: int
+    max_steps: int
+    path: str
+
+
+@dataclass(frozen=True)
 class EvaluatorPlan:
     """Plan of an evaluator; sent pickled.
 

@@ -1,4 +1,4 @@
-"""Probe and trial of an environment in a separate process."""
+"""Probe, trial, changed keyword arguments and film of an environment, each in a separate process."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from asyncrl.actors.child import Child, ChildDied, ChildSilent
 from asyncrl.actors.exit_errors import actor_killed, build_hung
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.limits import READY_SECONDS
+from asyncrl.actors.plans import FilmPlan
 from asyncrl.envs.renewal import Renewal
 from asyncrl.envs.source import EnvSource
 from asyncrl.envs.trial import Trial
@@ -46,6 +47,17 @@ async def trial(
     frame = await _played(server, "trial", (source, seconds), source, ready_timeout_seconds + seconds)
     found: Trial = frame["trial"]
     return found
+
+
+async def film_episode(server: ForkServer, plan: FilmPlan, timeout_seconds: float) -> dict[str, Any]:
+    """Film one greedy episode in a separate process; return its return, its length, and whether it was cut.
+
+    Raises:
+        ConfigurationError: the environment cannot be rendered (ASYNC017).
+        ResourceError: the file cannot be written.
+        AsyncRLError: the environment failed, or took longer than the limit (ASYNC015).
+    """
+    return await _played(server, "film", plan, plan.source, timeout_seconds)
 
 
 async def _played(

@@ -1,26 +1,29 @@
-"""The main function of forked processes, one for each of five roles.
+"""The main function of forked processes, one for each of six roles.
 
     actor       steps environments into a ring until QUIT
     probe       builds one environment, checks it, and sends its spec
     renewal     builds one environment and changes its keyword arguments as an actor would
     trial       checks it likewise, and steps it with random actions for a while
     evaluator   plays greedy episodes on request
+    film        plays one greedy episode into a video file
 
 Frames to the main process are {"kind": "ready"}, {"kind": "spec", ...}, {"kind": "renewed"}, {"kind": "trial", ...},
-{"kind": "alive", ...}, {"kind": "returns", ...}, {"kind": "state", ...} and {"kind": "error", ...}. Commands to an actor are single bytes:
-SPACE (a grant or an answer is there), SAVE and QUIT. A process exits when the main process closes its end of the
-socket. On SAVE an actor sends its state between two rows; the main process sends SAVE once the actor has made all
-granted rows.
+{"kind": "alive", ...}, {"kind": "returns", ...}, {"kind": "film", ...}, {"kind": "state", ...} and {"kind": "error",
+...}. Commands to an actor are single bytes: SPACE (a grant or an answer is there), SAVE and QUIT. A process exits when
+the main process closes its end of the socket. On SAVE an actor sends its state between two rows; the main process sends
+SAVE once the actor has made all granted rows.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import select
 import socket
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -29,13 +32,15 @@ from asyncrl.actors.actor import Actor, ActorIdentity
 from asyncrl.actors.actor_state import restore_actor, state_frame
 from asyncrl.actors.episodes import EpisodePlayer
 from asyncrl.actors.frames import receive_frame, send_frame
-from asyncrl.actors.plans import QUIT, SAVE, ActorPlan, EvaluatorPlan
+from asyncrl.actors.plans import QUIT, SAVE, ActorPlan, EvaluatorPlan, FilmPlan
 from asyncrl.actors.self_play import PolicyWithOpponents, SelfPlayActor
 from asyncrl.actors.served_actor import ServedActor
 from asyncrl.actors.streams import AgentStreams, make_streams
 from asyncrl.envs.checks import success_rate
+from asyncrl.envs.rendering import build_rendering
 from asyncrl.envs.renewal import Renewal, try_renewal
 from asyncrl.envs.source import EnvSource, describe
+from asyncrl.envs.video import VideoWriter, frames_per_second
 from asyncrl.errors import TRACEBACK_LIMIT, AsyncRLError, describe_error, printable, shown
 from asyncrl.protocols import Policy
 from asyncrl.shm.doorbell import DoorbellWriter
@@ -53,6 +58,8 @@ _SLEEP_SECONDS = 0.1
 _FIRST_WEIGHTS_SECONDS = 0.001
 _ALIVE_SECONDS = 1.0
 """Interval of an evaluator's "alive" frames."""
+FILM_PIXELS, FILM_NICENESS = 320, 5
+"""Longer side of a film, and the priority of its process, which is below that of training."""
 _FAILED, _REPORTED = 70, 3
 
 
@@ -260,10 +267,25 @@ def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, 
         player.close()
 
 
+def _play_film(plan: FilmPlan, channel: socket.socket, fds: dict[str, int]) -> None:
+    os.nice(FILM_NICENESS)
+    policy: Policy = pickle.loads(plan.policy)
+    policy.assign_streams(0, 1, 1)
+    policy.load_weights(np.frombuffer(plan.weights, np.float32))
+    env: Any = build_rendering(plan.source, "rgb_array")
+    with VideoWriter(Path(plan.path), frames_per_second(env), FILM_PIXELS) as video:
+        player = EpisodePlayer(plan.source, policy, 1, lambda _: video.write(env.render()), env)
+        returns, lengths = player.play(1, plan.seed, plan.max_steps)
+    film = {"return_sum": float(returns.sum()), "length": int(lengths[0]), "cut": bool(player.cut_episodes)}
+    send_frame(channel, {"kind": "film", **film})
+    player.close()
+
+
 _ROLES: dict[str, Callable[[Any, socket.socket, dict[str, int]], None]] = {
     "actor": _play_actor,
     "probe": _play_probe,
     "renewal": _play_renewal,
     "trial": _play_trial,
     "evaluator": _play_evaluator,
+    "film": _play_film,
 }

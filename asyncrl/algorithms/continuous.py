@@ -84,7 +84,7 @@ def actor_layout(config: OffPolicy | Offline, spec: EnvSpec, *, gaussian: bool) 
         action=spec.action,
         gaussian=gaussian,
         network=config.network_for(spec),
-        normalized=config.normalize_observations,
+        normalized=bool(config.normalize_observations),
     )
 
 

@@ -123,7 +123,7 @@ class MADDPG(OffPolicy):
         """Shape and weight order of the policy, shared by actors and updater. Raises `SpacesDoNotFit`."""
         self.check(spec)
         inputs, network = self.stacked_spec(spec).observation_values, self.network_for(spec)
-        normalized = self.normalize_observations
+        normalized = bool(self.normalize_observations)
         if isinstance(spec.action, BoxAction):
             from asyncrl.acting.box import BoxLayout
 

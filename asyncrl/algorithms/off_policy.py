@@ -125,8 +125,8 @@ class OffPolicy(Hyperparameters):
     hidden_sizes: Widths = (64, 64)
     """Widths of the hidden layers."""
 
-    normalize_observations: bool = False
-    """Normalise observations by their running mean and standard deviation, and clip them to +-10."""
+    normalize_observations: bool | None = None
+    """Normalise observations by running mean and deviation, clipped to +-10; none does where goals are relabelled."""
 
     adam_eps: Positive = 1e-8
     """Epsilon of Adam."""
@@ -183,13 +183,19 @@ class OffPolicy(Hyperparameters):
         """This record with a value for every option that is left to the run, so that its files show what was chosen.
 
         Where observations hold goals, transitions are relabelled: the rewards of such environments are sparse, and
-        without it nothing is learned from them.
+        without it nothing is learned from them. Real-valued observations are then normalised, as by Plappert et al.
+        (2018): a goal is a difference of a few hundredths between places that are all near one point. SAC in FetchReach
+        has a success rate of 1.0 after 3,000 steps with it and after 16,000 and more without (docs/results.md).
         """
-        if self.n_sampled_goal != "auto":
-            return self
-        rewarded = self.goal_reward is not None or spec.has_goal_reward
-        relabelled = rewarded and goals_of(spec) is not None and self.update_loop == "replay"
-        return replace(self, n_sampled_goal=SAMPLED_GOALS if relabelled else 0)
+        goals, count = goals_of(spec), self.n_sampled_goal
+        if count == "auto":
+            rewarded = self.goal_reward is not None or spec.has_goal_reward
+            count = SAMPLED_GOALS if rewarded and goals is not None and self.update_loop == "replay" else 0
+        normalized = self.normalize_observations
+        if normalized is None:
+            real = goals is not None and goals.leaf.kind == "values" and not goals.as_bytes
+            normalized = bool(count) and real and self.replay_device != "cuda"
+        return replace(self, n_sampled_goal=count, normalize_observations=normalized)
 
     def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
         """No fields: a row needs only observation, action, reward and flags."""

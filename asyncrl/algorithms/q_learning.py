@@ -169,7 +169,7 @@ class QLearning(OffPolicy):
                 value_outputs=atoms if self.dueling else 0,
                 noisy_sigma=self.noisy_sigma if self.noisy else 0.0,
             ),
-            normalized=self.normalize_observations,
+            normalized=bool(self.normalize_observations),
         )
 
     def acting_layout(self, spec: EnvSpec) -> QLayout:

@@ -14,8 +14,8 @@ from asyncrl.errors import ConfigurationError
 from asyncrl.options import Count, NotNegative, Positive, check_options
 
 if TYPE_CHECKING:
+    from asyncrl.envs.video import VideoWriter
     from asyncrl.policies.portable_policy import PortablePolicy
-    from asyncrl.show.video import VideoWriter
 
 
 class WindowClosed(Exception):
@@ -63,8 +63,8 @@ def make_parser() -> Parser:
 def run(options: EnjoyOptions) -> None:
     """Play and show episodes."""
     from asyncrl.envs.checks import close_env
+    from asyncrl.envs.video import VideoWriter, frames_per_second, require_video
     from asyncrl.policies.load import load_named
-    from asyncrl.show.video import VideoWriter, frames_per_second, require_video
 
     video = None if options.video is None else Path(options.video).expanduser()
     if video is None:

@@ -104,7 +104,9 @@ def success_of(info: Any, index: int | None = None) -> int:
 def success_rate(successes: NDArray[np.int8]) -> float | None:
     """Fraction of the episodes that are known to have succeeded or failed; None if none is."""
     known = np.count_nonzero((successes == SUCCEEDED) | (successes == FAILED))
-    return np.count_nonzero(successes == SUCCEEDED) / known if known else None
+    return (
+        float(np.count_nonzero(successes == SUCCEEDED) / known) if known else None
+    )  # files take no NumPy number
 
 
 def require_spaces(spec: EnvSpec, env: Any) -> None:

@@ -53,7 +53,8 @@ class Renewal:
 
         Raises:
             ConfigurationError: it is a vector environment without the method (ASYNC017).
-            EnvironmentNotBuilt, EnvironmentRaised: its constructor or its method does not take them (ASYNC004, ASYNC002).
+            EnvironmentNotBuilt: its constructor does not take them (ASYNC004).
+            EnvironmentRaised: its method does not take them (ASYNC002).
             SpacesDoNotFit: its spaces are others with them (ASYNC005).
         """
         method = method_of(env)

@@ -171,5 +171,5 @@ def mirror_of(algorithm: Any, spec: EnvSpec, core: Any, replay: RingReplay[Any])
         core.vector.parameters.device,
         algorithm.batch_size,
         algorithm.stacked_spec(spec),
-        algorithm.normalize_observations,
+        bool(algorithm.normalize_observations),
     )

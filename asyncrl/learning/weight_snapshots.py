@@ -4,9 +4,9 @@ The learner's thread copies its acting weights whenever training has passed anot
 The event loop takes the copies in this order and passes them to the evaluator. So the weights evaluated depend on steps
 only, not on the speed of the evaluator or the machine. If `CAPACITY` copies wait, the learner waits; none is skipped.
 
-Where an evaluation may change training (keyword arguments of the environments, set by a callback), and the run is to be
-repeatable, copies are made in turn: the next one waits until the last one was evaluated, and what that has changed holds
-from the next one's step on.
+Where a callback may change training after an evaluation (keyword arguments of the environments), and the run is to be
+repeatable, copies are made in turn: the next one waits until the last one was evaluated, and the change holds from the
+next one's step on.
 """
 
 from __future__ import annotations

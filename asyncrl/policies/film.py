@@ -10,9 +10,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from asyncrl.envs.video import VideoWriter, frames_per_second, require_video
 from asyncrl.policies.playback import play, show
 from asyncrl.policies.portable_policy import PortablePolicy
-from asyncrl.show.video import VideoWriter, frames_per_second, require_video
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ class Curriculum(Callback):
         trainer = Trainer("FrozenLake-v1", "dqn", eval_levels=levels)
         trainer.learn(200_000, callbacks=[Curriculum(target_return=0.7)])
 
-    The first level is set when the run begins. The next one follows after an evaluation whose mean return on the present
-    level is at least `target_return`. The present level is told from `trainer.env_kwargs`, so a resumed run goes on
-    where it was.
+    The first level is set when the run begins. The next one follows after an evaluation whose mean return on the
+    present level is at least `target_return`. The present level is told from `trainer.env_kwargs`, so a resumed run
+    goes on where it was.
 
     Args:
         target_return: mean return of an evaluation on a level from which the next level follows.
@@ -30,7 +30,9 @@ class Curriculum(Callback):
         """Set the first level, unless the environments have one. Raises ValueError without `eval_levels`."""
         levels = trainer.config.eval_levels
         if not levels:
-            raise ValueError("Curriculum needs the levels of the run: Trainer(..., eval_levels={name: env_kwargs})")
+            raise ValueError(
+                "Curriculum needs the levels of the run: Trainer(..., eval_levels={name: env_kwargs})"
+            )
         if self.level(trainer) is None:
             trainer.set_env_kwargs(**next(iter(levels.values())))
 

@@ -84,7 +84,8 @@ class EvaluationSchedule:
         trainee: the learner, which copies its weights and is held during a confirmation.
         clock: the training clock; paused during a confirmation and from the end of training on.
         on_best: awaited with the result and weights of an evaluation better than all before it.
-        on_evaluation: called with every recorded result, in order; of a hint and its confirmation only the latter.
+        on_evaluation: called with every recorded result, its weights and the key of its episodes, in order; of a hint
+            and its confirmation only the latter.
         on_evaluated: awaited after the evaluation of every copy, with or without a result.
         other_steps: returns the steps of the other groups, given this group's at a copy; called when it arrives.
 
@@ -104,7 +105,7 @@ class EvaluationSchedule:
         trainee: Learner,
         clock: TrainClock,
         on_best: Callable[[EvaluationResult, NDArray[np.float32]], Awaitable[None]],
-        on_evaluation: Callable[[EvaluationResult], None],
+        on_evaluation: Callable[[EvaluationResult, NDArray[np.float32], tuple[int, ...]], None],
         on_evaluated: Callable[[], Awaitable[None]],
         other_steps: Callable[[int], int],
     ) -> None:
@@ -269,20 +270,22 @@ class EvaluationSchedule:
         copy = WeightSnapshot(weights, version, self._trainee.updates, self._trainee.inserted_steps)
         timed = TimedCopy(copy, self._clock.train_seconds, self._other_steps(copy.env_steps))
         result = await self._play(timed, episodes, (FINAL,))
-        await self._record(result, timed.copy.weights)
+        await self._record(result, timed.copy.weights, (FINAL,))
         return result
 
     async def _evaluate(self, timed: TimedCopy) -> bool:
         """Evaluate one copy and record it; returns whether it has reached the target."""
-        result = await self._play_within_limit(timed, self._config.eval_episodes, (REGULAR, self.rounds))
+        key = REGULAR, self.rounds
+        result = await self._play_within_limit(timed, self._config.eval_episodes, key)
         reached = False
         if self._reaches_target(result):
+            key = CONFIRMATION, self.rounds
             result = await self._confirm(timed)
             reached = self._reaches_target(result)
             if not reached:
                 self._let_train()
         self._failures = 0
-        await self._record(result, timed.copy.weights)
+        await self._record(result, timed.copy.weights, key)
         return reached
 
     def _note_failure(self, error: Exception) -> None:
@@ -357,7 +360,9 @@ class EvaluationSchedule:
             self._clock.resume()
             self._trainee.resume()
 
-    async def _record(self, result: EvaluationResult, weights: NDArray[np.float32]) -> None:
+    async def _record(
+        self, result: EvaluationResult, weights: NDArray[np.float32], key: tuple[int, ...]
+    ) -> None:
         self.evaluations += (result,)
         if len(self.evaluations) > MOST_EVALUATIONS:
             self.evaluations = self.evaluations[::-2][::-1]  # the last one stays
@@ -365,4 +370,4 @@ class EvaluationSchedule:
             self.best, self.best_weights = result, weights
             self.best_critics = await self._trainee.critics()
             await self._on_best(result, weights)
-        self._on_evaluation(result)
+        self._on_evaluation(result, weights, key)

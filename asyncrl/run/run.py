@@ -80,6 +80,7 @@ from asyncrl.run.alert import send_summary, without_secrets
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.env_kwargs import EnvKwargsChanges
 from asyncrl.run.evaluate import EvaluationSchedule
+from asyncrl.run.films import EvaluationFilms
 from asyncrl.run.grouped import Group, made_by_others, without_others
 from asyncrl.run.machine import choose_device, require_float32, take_own_gpu, warn_of_too_many_threads
 from asyncrl.run.ratings import Ratings
@@ -137,6 +138,7 @@ class Run:
         pool: the actors.
         learner: trains.
         evaluator: plays greedy episodes in its own process.
+        films: films evaluations in processes of their own; None without `eval_film`.
         schedule: evaluates copies of the weights during training.
         saver: writes checkpoints, and restores one.
         env_kwargs: changes of the training environments' keyword arguments.
@@ -157,6 +159,7 @@ class Run:
     resources: ResourceMeter
     inference: InferenceServer | None
     evaluator: RemoteEvaluator
+    films: EvaluationFilms | None
     learner: Learner
     schedule: EvaluationSchedule
     origin: PolicyOrigin
@@ -228,11 +231,17 @@ class Run:
             TypeError: a value is not a Python literal.
         """
         if self.group is not None:
-            raise RuntimeError(f"set_env_kwargs works in runs of one group, got groups={self.whole[0].groups}")
+            raise RuntimeError(
+                f"set_env_kwargs works in runs of one group, got groups={self.whole[0].groups}"
+            )
         if not self.built:
-            raise RuntimeError("set_env_kwargs works while the run trains; give Trainer(env_kwargs=...) before it")
+            raise RuntimeError(
+                "set_env_kwargs works while the run trains; give Trainer(env_kwargs=...) before it"
+            )
         if not self.config.actors:
-            raise ValueError(f"set_env_kwargs needs training environments, and {self.config.algo} learns from a dataset")
+            raise ValueError(
+                f"set_env_kwargs needs training environments, and {self.config.algo} learns from a dataset"
+            )
         if self.algorithm.exact and self.callbacks.event not in ("on_start", "on_evaluation"):
             raise RuntimeError(
                 f"with discipline={self.learner.discipline!r} set_env_kwargs is called in on_start or on_evaluation: "
@@ -361,6 +370,7 @@ class Run:
             stop=lambda: self.stop("stopped"),
             checkpoint=save_checkpoint,
             ready=lambda: self.built and self.learner.inserted_steps > 0,
+            film=lambda: self.films.path if self.built and self.films is not None else None,
             host=self.config.host,
             port=0 if self.config.http == "auto" else int(self.config.http),
             token=token,
@@ -444,6 +454,12 @@ class Run:
             max_episode_steps=config.eval_max_episode_steps,
         )
         stack.push_async_callback(self.evaluator.close)
+        self.films = None
+        if config.eval_film:
+            self.films = EvaluationFilms(
+                self._server, self.evaluator, self.directory, self.reporter.times.request
+            )
+            stack.push_async_callback(self.films.close)
         dataset = await self._dataset(stack)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.pool.start(), name="start-actors")
@@ -557,9 +573,7 @@ class Run:
         """Make the learner over all rings, and the schedule of its evaluations."""
         config, algorithm, clock = self.config, self.algorithm, self.clock
         in_turn = algorithm.exact and self.callbacks.hear_evaluations
-        snapshots = WeightSnapshots(
-            config.eval_interval_steps, arrived=self._copy_arrived, in_turn=in_turn
-        )
+        snapshots = WeightSnapshots(config.eval_interval_steps, arrived=self._copy_arrived, in_turn=in_turn)
         loop = make_loop(
             algorithm,
             config,
@@ -584,7 +598,7 @@ class Run:
             self.learner,
             clock,
             self._save_best,
-            self.reporter.evaluated,
+            self._evaluated,
             self.env_kwargs.settle,
             self.other_steps,
         )
@@ -616,6 +630,14 @@ class Run:
     def _copy_arrived(self) -> None:
         """Called on the learner's thread when it has copied its weights for an evaluation."""
         self._loop.call_soon_threadsafe(lambda: self.schedule.copy_arrived())
+
+    def _evaluated(
+        self, result: EvaluationResult, weights: NDArray[np.float32], key: tuple[int, ...]
+    ) -> None:
+        """Report an evaluation, and film it."""
+        self.reporter.evaluated(result)
+        if self.films is not None:
+            self.films.evaluated(result, weights, key)
 
     async def _save_best(self, result: EvaluationResult, weights: NDArray[np.float32]) -> None:
         await self.saver.save_best(result, weights)
@@ -701,6 +723,7 @@ class Run:
                 "evaluation": self.schedule.last,
                 "evaluations": self.schedule.evaluations,
                 "best_evaluation": self.schedule.best,
+                "film": None if self.films is None else self.films.newest,
             }
             last = self.schedule.last
             measured |= last.by_level() if last is not None else {}
@@ -771,6 +794,8 @@ class Run:
             )
             if evaluation is not None:
                 await self.saver.save_before_evaluating(weights)  # again, with this evaluation
+        if self.built and self.films is not None and error is None:
+            await self.films.finish()
         snapshot = self._last_snapshot(reason, None if error is None else describe_error(error))
         summary = self._write_summary(snapshot, evaluation, failure)
         if leads and self.config.on_end is not None:

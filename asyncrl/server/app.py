@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
@@ -34,6 +34,7 @@ class RunServer(HttpServer):
         stop: asks the run to stop.
         checkpoint: writes a checkpoint and returns its path; may take long; requests during a write share its result.
         ready: whether training steps have arrived.
+        film: returns the file of the newest film of an evaluation, which may not be there; None without films.
         host, port, token: see `HttpServer`.
     """
 
@@ -45,6 +46,7 @@ class RunServer(HttpServer):
         stop: Callable[[], None],
         checkpoint: Callable[[], Coroutine[Any, Any, str]],
         ready: Callable[[], bool],
+        film: Callable[[], Path | None] = lambda: None,
         host: str = "127.0.0.1",
         port: int = 0,
         token: str,
@@ -54,7 +56,7 @@ class RunServer(HttpServer):
         self._config = config
         self._stop = stop
         self._checkpoint = checkpoint
-        self._ready = ready
+        self._ready, self._film = ready, film
         self._write_seconds = WRITE_SECONDS
         self._writing: asyncio.Task[str] | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -68,6 +70,7 @@ class RunServer(HttpServer):
             web.get("/history", self.history),
             web.get("/metrics", self.metrics),
             web.get("/config", self.config),
+            web.get("/film", self.film),
             web.get("/healthz", self.healthz),
             web.get("/readyz", self.readyz),
             web.get("/events", self.events, allow_head=False),
@@ -97,6 +100,7 @@ class RunServer(HttpServer):
         await super().close()
         self._feed.let_go()
         self._config, self._stop, self._ready = dict, lambda: None, lambda: False
+        self._film = lambda: None
         self._checkpoint = _no_checkpoint
 
     async def page(self, request: web.Request) -> web.Response:
@@ -118,6 +122,17 @@ class RunServer(HttpServer):
     async def config(self, request: web.Request) -> web.Response:
         """The options."""
         return _json(msgspec.json.encode(self._config(), enc_hook=_as_text))
+
+    async def film(self, request: web.Request) -> web.Response:
+        """The newest film of an evaluation, an MP4; 204 without one, which no browser reports as an error."""
+        path = self._film()
+        try:
+            video = b"" if path is None else await asyncio.to_thread(path.read_bytes)
+        except OSError:
+            video = b""
+        if not video:
+            return web.Response(status=204)
+        return web.Response(body=video, content_type="video/mp4")
 
     async def healthz(self, request: web.Request) -> web.Response:
         """200 while the event loop answers."""

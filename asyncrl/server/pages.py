@@ -43,7 +43,7 @@ def load_page(name: str = RUN_PAGE) -> tuple[bytes, str]:
     style, script = (_hash(_part(pattern, text).group(1)) for pattern in (_STYLE, _SCRIPT))
     policy = (
         f"default-src 'none'; style-src '{style}'; script-src '{script}'; connect-src 'self'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "media-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return text.encode(), policy
 

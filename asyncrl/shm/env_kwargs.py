@@ -8,10 +8,10 @@ A file in memory that only grows:
     main process, learner's thread    append a line, then store the number
     actor, before a row               compare the number; read the lines that are new
 
-A change counts from a row on: an episode that begins in that row or later gets its keyword arguments. Relaxed runs write
-row 0, so a change holds at once. In lockstep the row is one that no actor was granted yet, and the line is written
-before the grant, so that equal runs change their environments at equal rows. The successor of an actor that died reads
-the file from its beginning, and so begins with the newest change.
+A change counts from a row on: an episode that begins in that row or later gets its keyword arguments. Relaxed runs
+write row 0, so a change holds at once. In lockstep the row is one that no actor was granted yet, and the line is
+written before the grant, so that equal runs change their environments at equal rows. The successor of an actor that
+died reads the file from its beginning, and so begins with the newest change.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class EnvKwargsWriter:
         return self._file.fileno()
 
     def offer(self, change: EnvKwargs) -> None:
-        """Have the learner's thread publish this change next, in place of one that was not published yet. Loop thread."""
+        """Have the learner's thread publish this change, in place of one that was not published yet. Loop thread."""
         self._offered = change
 
     def begin_with(self, change: EnvKwargs) -> None:

@@ -1,4 +1,4 @@
-"""Result of an evaluation."""
+"""Result of an evaluation, and the film of one of its episodes."""
 
 from __future__ import annotations
 
@@ -40,3 +40,19 @@ class EvaluationResult:
     def by_level(self) -> dict[str, float]:
         """Mean return of each level by public name."""
         return {f"eval/mean_reward/{name}": value for name, value in self.level_returns.items()}
+
+
+@dataclass(frozen=True)
+class EvaluationFilm:
+    """Film of the first episode of an evaluation.
+
+    Attributes:
+        env_steps: environment steps of training when its weights were copied.
+        return_sum, length: undiscounted return and steps of the episode, of several agents the sum of their returns.
+        cut: whether the film ends before the episode does.
+    """
+
+    env_steps: int
+    return_sum: float
+    length: int
+    cut: bool

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.interfaces import Bins, Distribution, Metrics, ValuePairs
+from asyncrl.show.evaluation_result import EvaluationFilm
 from asyncrl.show.evaluation_result import EvaluationResult as EvaluationResult
 from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.opponents import OpponentRating
@@ -246,6 +247,7 @@ class Snapshot:
         value_pairs: predicted values and realised returns of some steps of the last update; None if unknown.
         evaluation, best_evaluation: the last and the best greedy evaluation, None before the first.
         evaluations: the greedy evaluations so far, in the order of training; of more than 10,000 every second one.
+        film: the newest film of an evaluation, None without one.
         discipline: `"replay"`, or the discipline in which segments are consumed; "" before there is a learner.
         opponents: ratings of the past versions in self-play, newest first.
         actors, groups: one record each; with several groups, counters and rates are over all of them.
@@ -270,6 +272,7 @@ class Snapshot:
     evaluation: EvaluationResult | None = None
     best_evaluation: EvaluationResult | None = None
     evaluations: tuple[EvaluationResult, ...] = ()
+    film: EvaluationFilm | None = None
     discipline: str = ""
     network: str = ""
     goals: str = ""

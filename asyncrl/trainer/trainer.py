@@ -447,7 +447,9 @@ class Trainer(ShownByCard):
         if run is not None and change is None:
             raise RuntimeError(f"set_env_kwargs works in runs of one group, got groups={self.config.groups}")
         if change is None or loop is None or loop.is_closed():
-            raise RuntimeError("set_env_kwargs works while the run trains; give Trainer(env_kwargs=...) before it")
+            raise RuntimeError(
+                "set_env_kwargs works while the run trains; give Trainer(env_kwargs=...) before it"
+            )
         if threading.current_thread() is self._thread:
             change(kwargs)
             return

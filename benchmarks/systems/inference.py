@@ -44,6 +44,7 @@ from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import EnvSpec
 from asyncrl.learning.inference_server import MOST_ROWS, InferenceServer, request_layout
 from asyncrl.shm import Doorbell, RingLayout, WeightMailbox
+from asyncrl.shm.env_kwargs import EnvKwargsWriter
 from asyncrl.shm.requests import ServerRequests
 from benchmarks.harness.report import Report, script_parser
 
@@ -105,7 +106,7 @@ class Acting:
 
     async def start(self, processes: ForkServer) -> None:
         """Start the actors, and the server if there is one."""
-        connections = Connections(self.mailbox, self.doorbell, self.requests)
+        connections = Connections(self.mailbox, self.doorbell, EnvKwargsWriter(), self.requests)
         self.pool = ActorPool(processes, self.plan, connections, on_failure=print)
         await self.pool.start()
         if self.requests is not None:

@@ -30,7 +30,9 @@ def streams_of(env: Any, count: int = 2) -> Any:
     return make_streams(source, spec_of(source.name, built), count)
 
 
-def levels_shown(streams: Any, rows: int, change_at: int, seeds: tuple[int, ...] = (5, 6)) -> list[list[float]]:
+def levels_shown(
+    streams: Any, rows: int, change_at: int, seeds: tuple[int, ...] = (5, 6)
+) -> list[list[float]]:
     """Level of every stream's observation in each row, if level 2 is set before row `change_at`."""
     obs, rewards = np.zeros((streams.num_envs, 3), np.float32), np.zeros(streams.num_envs)
     streams.reset([1, 2], obs)
@@ -53,7 +55,10 @@ def test_an_environment_is_made_anew_when_its_episode_has_ended_and_seeded() -> 
     assert all(new is not old and new.episode == 1 for new, old in zip(streams.envs, before, strict=True))
     twin = levels.Level(2)
     twin.reset(seed=6)
-    assert streams.envs[1].np_random.bit_generator.state["state"]["inc"] == twin.np_random.bit_generator.state["state"]["inc"]
+    assert (
+        streams.envs[1].np_random.bit_generator.state["state"]["inc"]
+        == twin.np_random.bit_generator.state["state"]["inc"]
+    )
 
 
 def test_an_environment_with_the_method_lives_on() -> None:

@@ -18,10 +18,10 @@ from asyncrl.cli import enjoy
 from asyncrl.cli.enjoy import EnjoyOptions
 from asyncrl.cli.main import COMMANDS, main
 from asyncrl.envs.source import EnvSource
+from asyncrl.envs.video import VideoWriter, as_pixels, require_video
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.options import option_values
 from asyncrl.policies.portable_policy import PortablePolicy
-from asyncrl.show.video import VideoWriter, as_pixels, require_video
 from asyncrl.storage.checkpoint_meta import CheckpointMeta
 
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")

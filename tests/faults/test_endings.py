@@ -857,7 +857,14 @@ class Ending(Run):
             self._stop_requested = asyncio.Event()
             parts = self.parts
             self.schedule = EvaluationSchedule(
-                self.config, parts, parts, self.clock, parts.save_best, lambda _: None, parts.settle, lambda _: 0
+                self.config,
+                parts,
+                parts,
+                self.clock,
+                parts.save_best,
+                lambda *_: None,
+                parts.settle,
+                lambda _: 0,
             )
             return await self.end(reason, error)
 

@@ -18,12 +18,12 @@ from waiting import PATIENCE_SECONDS
 from asyncrl import DQN, errors
 from asyncrl.cli.main import main
 from asyncrl.envs.source import EnvSource
+from asyncrl.envs.video import VideoWriter
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.options import option_values
 from asyncrl.policies.portable_policy import PortablePolicy
 from asyncrl.show.curves import Curve
 from asyncrl.show.picture import write_picture
-from asyncrl.show.video import VideoWriter
 from asyncrl.storage.checkpoint_meta import CheckpointMeta
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from oracles import slow_stack
-from replay_rig import Rig, check_against_twin, copy_of, interpret, random_operation, rig
+from replay_rig import EPS, Rig, check_against_twin, copy_of, interpret, random_operation, rig
 
 from asyncrl.envs.goals import GoalRewards, Goals, goals_of
 from asyncrl.errors import EnvironmentRaised, SpacesDoNotFit
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Batch, DiscreteAction, EnvSpec, Leaf
 from asyncrl.replay import gather, hindsight, tables
 from asyncrl.replay.hindsight import Hindsight
+from asyncrl.replay.replay_state import priorities_of
 
 VALUES = EnvSpec(
     "goals",
@@ -252,3 +253,78 @@ def test_a_reward_that_is_not_of_a_batch_is_refused() -> None:
         GoalRewards("one", goals, lambda achieved, desired, info: -1.0)
     with pytest.raises(EnvironmentRaised, match="compute_reward of reads raised TypeError for 2 goals"):
         GoalRewards("reads", goals, lambda achieved, desired, info: info["crashed"])
+
+
+def line_of_goals(r: Rig, rewards: list[float]) -> None:
+    """Write rows 0, 1, ... of one stream in which row k has achieved goal (k, 0, 0); no episode ends."""
+    actor = r.actors[0]
+    actor.write(len(rewards) + 1)
+    for k, row in enumerate(actor.rows):
+        row.flags[:] = 0
+        row.obs[0][:6] = (k, 0, 0, 50, 0, 0)
+        actor.writer.obs[0, k, :6] = (k, 0, 0, 50, 0, 0)
+    actor.writer.flags[:, : len(actor.rows)] = 0
+    actor.writer.reward[0, : len(rewards)] = rewards
+    r.ingest()
+
+
+@pytest.mark.parametrize(
+    ("draw", "reward", "discount", "bootstrap"),
+    [
+        (0.0, 0.0, 0.5, 3),  # the goal of row 3: one reward, 0, and the value of row 3
+        (0.2, -1.0, 0.25, 4),  # of row 4: -1 + 0.5 * 0
+        (0.4, -2.0 - 0.5, 0.125, 5),  # of row 5: -2 + 0.5 * -1 + 0.25 * 0
+        (0.61, -3.0 - 1.0 - 0.25, 0.125, 5),  # of row 6, which is beyond the three steps
+        (0.79, -3.0 - 1.0 - 0.25, 0.125, 5),  # the last row, again row 6
+        (0.8, 8.0 + 0.5 * 16.0 + 0.25 * 32.0, 0.125, 5),  # its own goal and rewards
+    ],
+)
+def test_a_return_ends_where_its_goal_was_taken_from(
+    draw: float, reward: float, discount: float, bootstrap: int
+) -> None:
+    """Row 2 of goals on a line, three steps, discount 1/2; the reward is minus the distance to the goal."""
+    with goal_rig(0, VALUES, "future", envs=1, slots=16, n_step=3) as (r, _):
+        line_of_goals(r, [2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
+        batch = r.batch(1)
+        replay: Any = r.replay
+
+        class Draws:
+            """The third of the four rows that have three successors, which is row 2; then `draw`."""
+
+            drawn: ClassVar[list[float]] = [0.6, draw]
+
+            def random(self, size: int = 0, out: Any = None) -> Any:
+                out = np.zeros(size) if out is None else out
+                out[:] = self.drawn.pop(0)
+                return out
+
+        replay._rng = Draws()
+        replay.sample(batch, 0.0)
+        assert r.keys(batch.ids) == [(0, 2, 0)]
+        assert (batch.reward[0], batch.discount[0]) == (reward, discount)
+        assert batch.next_obs[0, 0] == bootstrap
+        assert batch.next_obs[0, 3] == batch.obs[0, 3] == (50 if draw >= 0.8 else 3 + int(draw / 0.2))
+
+
+def test_priorities_are_those_of_the_rows_whatever_their_goals() -> None:
+    """Relabelled or not, every sampled row gets the priority of its last error, and no other row a new one."""
+    with goal_rig(5, VALUES, "future", rings=2, envs=3, slots=32) as (r, _):
+        for actor in r.actors:
+            actor.write(20)
+        r.ingest()
+        batch, kinds = r.batch(64), set()
+        for _ in range(20):
+            r.replay.sample(batch, 0.5)
+            before = priorities_of(r.replay).copy()
+            errors = r.rng.integers(1, 64, batch.size).astype(np.float32)
+            r.replay.update_priorities(batch.ids, errors)
+            last = dict(zip(r.keys(batch.ids), errors, strict=True))
+            after, expected = priorities_of(r.replay), before
+            for (ring, position, env), error in last.items():
+                expected[ring, position % 32, env] = np.float32(error + EPS)
+                own = r.twin.rows[ring][position].obs[env][3:6]
+                item = r.keys(batch.ids).index((ring, position, env))
+                kinds.add(bool((batch.obs[item, 3:6] == own).all()))
+            assert len(last) < batch.size, "some rows twice, with two goals"
+            np.testing.assert_array_equal(after, expected)
+        assert kinds == {True, False}

@@ -15,7 +15,13 @@ from waiting import wait_until
 from asyncrl import Callback, Curriculum, Trainer
 from asyncrl.errors import EnvironmentNotBuilt, SpacesDoNotFit
 
-DISCIPLINES = [("dqn", "relaxed"), ("dqn", "lockstep"), ("ppo", "relaxed"), ("ppo", "lockstep"), ("ppo", "synchronous")]
+DISCIPLINES = [
+    ("dqn", "relaxed"),
+    ("dqn", "lockstep"),
+    ("ppo", "relaxed"),
+    ("ppo", "lockstep"),
+    ("ppo", "synchronous"),
+]
 
 
 class Harder(Callback):
@@ -41,11 +47,20 @@ class Calls(Callback):
                 self.error = error
 
 
-def trainer_of(algo: str, discipline: str, run_dir: Path | None = None, env: Any = levels.Level, **given: Any) -> Trainer:
+def trainer_of(
+    algo: str, discipline: str, run_dir: Path | None = None, env: Any = levels.Level, **given: Any
+) -> Trainer:
     options: dict[str, Any] = {"learning_starts": 100} if algo == "dqn" else {"segment_length": 16}
-    run: dict[str, Any] = {"num_actors": 2, "envs_per_actor": 2, "eval_interval_steps": 200, "eval_episodes": 2}
+    run: dict[str, Any] = {
+        "num_actors": 2,
+        "envs_per_actor": 2,
+        "eval_interval_steps": 200,
+        "eval_episodes": 2,
+    }
     record = small(algo, discipline=discipline, **options)
-    return Trainer(env, record, http="off", seed=2, run_dir=run_dir, target_eval_episodes=2, **{**run, **given})
+    return Trainer(
+        env, record, http="off", seed=2, run_dir=run_dir, target_eval_episodes=2, **{**run, **given}
+    )
 
 
 def changes_of(run: Path) -> list[dict[str, Any]]:
@@ -126,7 +141,9 @@ def test_what_the_environment_does_not_take_ends_the_run_in_good_order(
         ("on_start", "relaxed", {"level": object}, TypeError, "Python literals, got level=<class 'object'>"),
     ],
 )
-def test_calls_that_are_refused(event: str, discipline: str, call: dict[str, Any], kind: Any, text: str) -> None:
+def test_calls_that_are_refused(
+    event: str, discipline: str, call: dict[str, Any], kind: Any, text: str
+) -> None:
     refused = Calls(event, lambda trainer: trainer.set_env_kwargs(**call))
     trainer_of("dqn", discipline, report_interval_steps=100).learn(300, callbacks=[refused])
     assert isinstance(refused.error, kind) and text in str(refused.error)

@@ -106,7 +106,7 @@ class Rig:
     async def on_best(self, result, weights):
         self.best.append((result.return_mean, float(weights[0])))
 
-    def on_evaluation(self, result):
+    def on_evaluation(self, result, weights, key):
         assert self.schedule.last is result
         self.seen.append((result.env_steps, result.updates, result.policy_version, result.return_mean))
         self.states.append(self.schedule.holds_training)

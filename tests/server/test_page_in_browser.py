@@ -18,12 +18,15 @@ import aiohttp
 import pytest
 from aiohttp import web
 from headless_browser import Browser
+from levels import Pictured
 from serving import PATIENCE_SECONDS, TOKEN, ServerThread
 from snapshots import make_actor, make_snapshot
 from waiting import wait_until
 
 import asyncrl
+from asyncrl.envs.video import VideoWriter
 from asyncrl.server.pages import load_page
+from asyncrl.show.evaluation_result import EvaluationFilm
 from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.show.opponents import OpponentRating
@@ -178,6 +181,36 @@ def test_numbers_that_a_run_lacks_have_no_chart(browser: Browser, run: ServerThr
 def test_the_page_is_small_and_sends_no_comment() -> None:
     body, _ = load_page()
     assert len(body) < 60_000 and b"/*" not in body
+
+
+def test_the_film_of_the_last_evaluation_is_shown_and_replaced(
+    browser: Browser, run: ServerThread, tmp_path: Path
+) -> None:
+    films = []
+    for name, steps in (("first", 12), ("second", 30)):
+        films.append(tmp_path / f"{name}.mp4")
+        env = Pictured("rgb_array")
+        env.reset()
+        with VideoWriter(films[-1], 10.0, 320) as video:
+            for _ in range(steps):
+                env.step(0)
+                video.write(env.render())
+    with_past(run, 5)
+    open_page(browser, run)
+    assert not visible(browser, "#film-card"), "a run without films"
+    show(run, at(6, film=EvaluationFilm(400, 7.25, 12, False)))
+    assert run.ask("/film").status == 204 and not visible(browser, "#film-card"), "its file is not there"
+    for second, film, seen in ((7, films[0], 12), (8, films[1], 30)):
+        run.server._film = lambda film=film: film  # type: ignore[misc]
+        assert run.ask("/film").body == film.read_bytes()
+        show(run, at(second, film=EvaluationFilm(100 * second, 7.25, seen, second == 8)))
+        browser.wait(f"document.querySelector('#film').duration === {seen / 10}")
+    assert browser.evaluate(
+        "[document.querySelector('#film').videoWidth, document.querySelector('#film').videoHeight]"
+    ) == [320, 240]
+    more = browser.evaluate("document.querySelector('#film-more').textContent")
+    assert more == "first episode at step 800 \u00b7 return 7.25 \u00b7 30 steps, cut there"
+    assert visible(browser, "#film-card") and browser.console == []
 
 
 def test_every_group_has_a_row(browser: Browser, run: ServerThread) -> None:

@@ -79,6 +79,19 @@ RUNS: dict[str, tuple[str, Any]] = {
             past_per_batch=1,
         ),
     ),
+    "goals": (
+        "asyncrl/BitFlip-v0",
+        DQN(
+            discipline="lockstep",
+            prioritized=True,
+            n_step=3,
+            learning_starts=100,
+            batch_size=32,
+            hidden_sizes=(16, 16),
+            replay_capacity=512,
+            beta_end=0.4,
+        ),
+    ),
     "sac": (
         "Pendulum-v1",
         SAC(

@@ -70,11 +70,14 @@ def test_goals_are_relabelled_by_default_and_to_the_same_numbers(algorithm: Any)
     assert np.array_equal(runs[0].policy.weights, runs[1].policy.weights)
     assert not np.array_equal(runs[0].policy.weights, own.policy.weights)
     assert runs[0].policy.meta.options["n_sampled_goal"] == 4
+    assert runs[0].policy.meta.options["normalize_observations"] is True
+    assert own.policy.meta.options["normalize_observations"] is False
 
 
 def test_a_function_takes_the_place_of_the_environments_method() -> None:
-    by_method = trained(Rewarded, SAC(**SMALL))
-    by_function = trained(Push, SAC(goal_reward=distance, **SMALL))
+    by_method = trained(Rewarded, SAC(normalize_observations=False, **SMALL))
+    by_function = trained(Push, SAC(goal_reward=distance, normalize_observations=False, **SMALL))
+    assert by_function.policy.meta.options["normalize_observations"] is False
     assert np.array_equal(by_method.policy.weights, by_function.policy.weights)
 
 
@@ -82,6 +85,20 @@ def test_without_rewards_for_goals_nothing_is_relabelled() -> None:
     assert trained(Push, SAC(**SMALL)).policy.meta.options["n_sampled_goal"] == 0
     recurrent = R2D2(**{**SMALL, "learning_starts": 100}, sequence_length=4, burn_in=0)
     assert trained(BitFlip, recurrent).policy.meta.options["n_sampled_goal"] == 0
+
+
+def test_numbers_of_a_goal_run_are_written(tmp_path: Any) -> None:
+    """A success rate that is a NumPy number is refused by the file's encoder."""
+    trained(
+        Rewarded,
+        SAC(**SMALL),
+        400,
+        run_dir=tmp_path / "run",
+        report_interval_steps=100,
+        eval_interval_steps=100,
+    )
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert '"rollout/success_rate":' in lines and '"eval/success_rate":' in lines
 
 
 def test_goals_that_are_not_there_are_refused() -> None:

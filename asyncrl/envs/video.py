@@ -92,6 +92,7 @@ class VideoWriter:
     Args:
         path: the file; an existing one is replaced at the end. Its suffix chooses the format.
         fps: frames per second.
+        longest_side: longer side of the video in pixels, to which larger frames are reduced; None keeps their size.
 
     Attributes:
         frames: number of frames written.
@@ -100,8 +101,9 @@ class VideoWriter:
         ResourceError: at the end, if ffmpeg failed (a full disk) and the block has not raised an error itself.
     """
 
-    def __init__(self, path: Path, fps: float) -> None:
+    def __init__(self, path: Path, fps: float, longest_side: int | None = None) -> None:
         self.path, self.fps = path, fps
+        self._longest_side = longest_side
         self.frames = 0
         self._shape: tuple[int, ...] = ()
         self._ffmpeg: subprocess.Popen[bytes] | None = None
@@ -129,6 +131,9 @@ class VideoWriter:
         size, rate = f"{shape[1]}x{shape[0]}", str(self.fps)
         frames = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-video_size", size, "-framerate", rate, "-i", "-"]
         output = _GIF if self.path.suffix.lower() == ".gif" else _FILM
+        if self._longest_side is not None and max(shape[:2]) > self._longest_side:
+            width, height = (self._longest_side, -2) if shape[1] >= shape[0] else (-2, self._longest_side)
+            output = [output[0], f"scale={width}:{height},{output[1]}", *output[2:]]
         # imageio_ffmpeg's `write_frames` leaves pipes open.
         program = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-loglevel", "error"]
         command = [*program, *frames, *output, str(self._unfinished)]

@@ -1,0 +1,68 @@
+"""Films of evaluations, in a run."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import levels
+import numpy as np
+import pytest
+from small_records import small
+
+from asyncrl import Trainer
+from asyncrl.errors import ConfigurationError
+
+
+def trainer_of(env: Any, run_dir: Path | None = None, **given: Any) -> Trainer:
+    run: dict[str, Any] = {
+        "num_actors": 1,
+        "envs_per_actor": 2,
+        "eval_interval_steps": 150,
+        "eval_episodes": 1,
+    }
+    record = small("dqn", discipline="lockstep", learning_starts=100)
+    return Trainer(
+        env, record, http="off", seed=2, run_dir=run_dir, target_eval_episodes=1, **{**run, **given}
+    )
+
+
+def test_the_first_episode_of_the_last_evaluation_is_filmed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trainer = trainer_of(levels.Pictured, run, eval_film=True)
+    result = trainer.learn(400)
+    shown = trainer.snapshot()
+    assert shown is not None and shown.film is not None
+    assert shown.film.env_steps == result.evaluation.env_steps  # type: ignore[union-attr]
+    assert (shown.film.length, shown.film.cut) == (23, False)
+    assert shown.film.return_sum == pytest.approx(result.evaluation.return_mean)  # type: ignore[union-attr]
+    assert (run / "evaluation.mp4").read_bytes()[4:8] == b"ftyp"
+    assert [file.name for file in run.glob(".evaluation*")] == []
+    plain = trainer_of(levels.Pictured).learn(400)
+    assert np.array_equal(result.policy.weights, plain.policy.weights), "films change nothing"
+
+
+def test_without_a_directory_the_film_ends_with_the_run() -> None:
+    trainer = trainer_of(levels.Pictured, eval_film=True)
+    trainer.learn(200)
+    films = trainer.snapshot()
+    assert films is not None and films.film is not None
+    assert trainer._run is not None and not hasattr(trainer._run, "films")
+
+
+def test_an_environment_without_pictures_is_trained_with_one_warning(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = trainer_of(levels.Level, tmp_path / "run", eval_film=True)
+        trainer.learn(600)
+    texts = [str(warning.message) for warning in caught if "ASYNC041" in str(warning.message)]
+    assert len(texts) == 1 and "cannot render as 'rgb_array'" in texts[0]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["state"] == "finished"
+
+
+def test_a_missing_package_is_told_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.envs.video.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"needs the package imageio-ffmpeg"):
+        trainer_of(levels.Pictured, eval_film=True).learn(200)
