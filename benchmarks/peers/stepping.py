@@ -137,6 +137,7 @@ async def pool_rate(name: str, actors: int, seconds: float) -> float:
     from asyncrl.actors.probe import probe
     from asyncrl.envs.source import EnvSource
     from asyncrl.shm import Doorbell, RingLayout, WeightMailbox
+    from asyncrl.shm.env_kwargs import EnvKwargsWriter
 
     server, source = ForkServer(), EnvSource.from_user(MAKERS[name])
     server.start()
@@ -144,7 +145,8 @@ async def pool_rate(name: str, actors: int, seconds: float) -> float:
     spec = await probe(server, source)
     policy = cloudpickle.dumps(UniformPolicy(MAKERS[name]().action_space.n))  # type: ignore[attr-defined]
     plan = PoolPlan(source, policy, RingLayout(ENVS, 4 * ROWS, spec), actors, seed=0)
-    pool = ActorPool(server, plan, Connections(mailbox, doorbell), on_failure=_fail)
+    env_kwargs = EnvKwargsWriter()
+    pool = ActorPool(server, plan, Connections(mailbox, doorbell, env_kwargs), on_failure=_fail)
     mailbox.publish(np.zeros(1, np.float32))
     await pool.start()
     try:
