@@ -15,9 +15,6 @@ from asyncrl.interfaces import UNTRAINED, AgentPolicy, EnvSpec, FieldSpec, Segme
 from asyncrl.protocols import Algorithm, ReplayUpdater, SegmentUpdater, SequenceUpdater, Updater
 from asyncrl.replay.policy_replays import PolicyBatch
 
-BY_LOOP = ("segments", "replay", "sequences")
-"""Update loops that train several policies."""
-
 
 def check_agents(algorithm: Algorithm, spec: EnvSpec) -> None:
     """Check that the algorithm can learn what each policy sees and does. Raises what `Algorithm.check` does."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from asyncrl.algorithms import ALGORITHMS, preset_options
-from asyncrl.algorithms.agent_policies import BY_LOOP
 from asyncrl.algorithms.other_names import closest_algorithm, unknown_option
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
 from asyncrl.config import TrainerConfig
@@ -160,6 +159,10 @@ def require_data(algorithm: Algorithm, config: TrainerConfig) -> None:
         raise ValueError(f"replay_device must be cpu with demonstrations, got {record.replay_device}")
 
 
+OF_SEVERAL_POLICIES = ("segments", "replay", "sequences")
+"""Update loops that train several policies of the agents."""
+
+
 def require_policies(algorithm: Algorithm, config: TrainerConfig) -> None:
     """Check that a run with several policies of its agents can have its other options.
 
@@ -169,7 +172,7 @@ def require_policies(algorithm: Algorithm, config: TrainerConfig) -> None:
     if not config.policies:
         return
     name, record = algorithm.name, algorithm
-    if algorithm.update_loop not in BY_LOOP:
+    if algorithm.update_loop not in OF_SEVERAL_POLICIES:
         why = "whose agents are one team" if algorithm.update_loop == "joint" else "which has no agents"
         raise ValueError(f"policies must be none for {name}, {why}, got {_shown(config)}; take ppo or dqn")
     if getattr(algorithm, "needs_agents", False):
