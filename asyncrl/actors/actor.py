@@ -122,8 +122,7 @@ class Actor:
         frames, dtype = policy.frame_stack, layout.spec.observation_dtype
         self._stacks = FrameStacks(num_envs, frames, self._first_obs.shape[1:], dtype) if frames > 1 else None
         self._obs_may_be_non_finite = self._first_obs.dtype.kind == "f"
-        self._rewards = np.zeros(num_envs, np.float64)
-        self._returns = np.zeros(num_envs, np.float64)
+        self._rewards, self._returns = np.zeros(num_envs, np.float64), np.zeros(num_envs, np.float64)
         self._row = 0
         self._began_at = np.zeros(num_envs, np.int64)  # row of this life before each stream's episode
         self._steps = int(writer.header[STEPS])

@@ -444,22 +444,7 @@ class Run:
         packed, layout = pack_policy(self.policy), ring_layout(config, algorithm, spec)
         self.resources = ResourceMeter(own_device)
         self._make_actors(stack, packed, layout, actor_seed, own_device)
-        self.evaluator = RemoteEvaluator(
-            self._server,
-            self.source,
-            spec,
-            packed,
-            seed=evaluator_seed,
-            limits=self._limits(),
-            max_episode_steps=config.eval_max_episode_steps,
-        )
-        stack.push_async_callback(self.evaluator.close)
-        self.films = None
-        if config.eval_film:
-            self.films = EvaluationFilms(
-                self._server, self.evaluator, self.directory, self.reporter.times.request
-            )
-            stack.push_async_callback(self.films.close)
+        self._make_evaluator(stack, packed, evaluator_seed)
         dataset = await self._dataset(stack)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.pool.start(), name="start-actors")
@@ -472,6 +457,24 @@ class Run:
         await self.saver.look_at_disk(layout.nbytes() * config.actors)
         if self.resumed is not None:
             await self.saver.restore(self.resumed)
+
+    def _make_evaluator(self, stack: contextlib.AsyncExitStack, packed: bytes, seed: int) -> None:
+        """Make the evaluator, not started, and its films if they are wanted."""
+        self.evaluator = RemoteEvaluator(
+            self._server,
+            self.source,
+            self.spec,
+            packed,
+            seed=seed,
+            limits=self._limits(),
+            max_episode_steps=self.config.eval_max_episode_steps,
+        )
+        stack.push_async_callback(self.evaluator.close)
+        self.films = None
+        if self.config.eval_film:
+            request = self.reporter.times.request
+            self.films = EvaluationFilms(self._server, self.evaluator, self.directory, request)
+            stack.push_async_callback(self.films.close)
 
     async def _policy_to_begin_with(self) -> PortablePolicy | None:
         """Load the policy of `init_from`, whose weights a new run starts with; None without one or when resumed."""
@@ -725,8 +728,7 @@ class Run:
                 "best_evaluation": self.schedule.best,
                 "film": None if self.films is None else self.films.newest,
             }
-            last = self.schedule.last
-            measured |= last.by_level() if last is not None else {}
+            measured |= self.schedule.last.by_level() if self.schedule.last is not None else {}
             state = "evaluating" if state == "training" and self.schedule.holds_training else state
         made = Snapshot(
             state=state,

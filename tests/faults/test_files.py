@@ -493,7 +493,19 @@ def saver(
     schedule = schedule or SimpleNamespace(evaluations=())
     reporter: Any = SimpleNamespace(episodes=SimpleNamespace(count=0))
     pool: Any = None
-    return EmptySaver(config, origin, run, TrainClock(), learner, pool, schedule, reporter, dict, on_saved)
+    return EmptySaver(
+        config,
+        origin,
+        run,
+        TrainClock(),
+        learner,
+        pool,
+        schedule,
+        reporter,
+        dict,
+        lambda: {"number": 0},
+        on_saved,
+    )
 
 
 def test_a_checkpoint_that_fails_is_told_once_and_the_best_is_written_later(

@@ -41,6 +41,7 @@ from asyncrl.run.grouped import (
     shared_options,
     without_others,
 )
+from asyncrl.shm.env_kwargs import EnvKwargsWriter
 from asyncrl.shm.ring import RingLayout, RingWriter
 from asyncrl.shm.segment import Segment
 from asyncrl.shm.weights import WeightMailbox
@@ -81,10 +82,12 @@ def actor_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Actor]]:
     def make(policy: Policy, index: int, num_actors: int, *among: tuple[int, int]) -> Actor:
         layout = RingLayout(3, 16, SPEC)
         segment, mailbox = Segment.create("ring", layout.arrays()), WeightMailbox.create(policy.weight_count)
-        kept.extend((segment, mailbox))
+        changes = EnvKwargsWriter()
+        kept.extend((segment, mailbox, changes))
         monkeypatch.setattr(WeightMailbox, "attach", lambda *_, **__: mailbox)
         plan = PoolPlan(source, pickle.dumps(policy), layout, num_actors, 7, None, *among)
-        actor = worker._make_actor(ActorPlan(plan, index, 0), RingWriter(segment, layout), {"weights": -1})
+        fds = {"weights": -1, "env_kwargs": changes.fd}
+        actor = worker._make_actor(ActorPlan(plan, index, 0), RingWriter(segment, layout), fds)
         kept.append(actor)
         return actor
 

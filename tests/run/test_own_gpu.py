@@ -60,7 +60,8 @@ def test_the_learner_takes_its_gpu_before_the_updater_is_made(
     thread = LearnerThread(1)
     try:
         algorithm: Any = SimpleNamespace(make_updater=make_updater)
-        making = thread._executor.submit(run_module.make_updater, algorithm, None, "cuda", 5, None)  # type: ignore[arg-type]
+        spec: Any = SimpleNamespace(policies=())
+        making = thread._executor.submit(run_module.make_updater, algorithm, spec, "cuda", 5, None)
         making.result(PATIENCE_SECONDS)
     finally:
         thread.close()
