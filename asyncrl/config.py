@@ -53,7 +53,7 @@ class TrainerConfig:
     pad_spaces: bool = False
     """Pad vectors and discrete actions of agents, where those of agents that share a policy differ."""
 
-    policies: Mapping[str, Any] = field(default_factory=dict)
+    policies: Mapping[str, str] = field(default_factory=dict)
     """Several policies of the agents, name:pattern; agents whose whole name matches the pattern share the policy."""
 
     self_play: Literal["none", "newest", "uniform", "prioritized"] = "none"
