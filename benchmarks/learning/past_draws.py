@@ -87,8 +87,8 @@ def main() -> None:
             median = report.add(f"{task}/{item}_steps_to_target", steps, "steps")
             row = [task, item, f"{sum(solved)} of {len(solved)}", f"{median:,.0f}", f"{max(steps):,.0f}"]
             rows.append(row)
-    report.add_table(["task", "past segments", "solved", "median steps", "worst"], rows)
-    report.write()
+        report.add_table(["task", "past segments", "solved", "median steps", "worst"], rows)
+        report.write()
 
 
 def _run(task: str, item: str, seed: int) -> runs.Summary:
