@@ -848,6 +848,7 @@ class Ending(Run):
         parts: Any = Parts(self, fails)
         self.parts = self.learner = self.saver = self.evaluator = self.origin = self.reporter = parts
         self.pool: Any = SimpleNamespace(episodes=tuple)
+        self.films = None
 
     def snapshot(self, stop_reason: str | None = None, error: str | None = None) -> Any:
         return make_snapshot(stop_reason=stop_reason, error=error)
