@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -15,9 +13,8 @@ import pytest
 from test_benchmarks import OURS, PEER, fake_python
 from waiting import wait_until
 
-from asyncrl.interfaces import Segment
 from benchmarks.harness import plot, report, runs, slow_envs, venvs
-from benchmarks.learning import past_draws, priority_decay
+from benchmarks.learning import priority_decay
 from benchmarks.peers import messages, rllib, stepping
 from benchmarks.systems import messages as messages_script
 from benchmarks.systems import step_times
@@ -126,36 +123,3 @@ def test_errors_decay_with_staleness() -> None:
     core = SimpleNamespace(update=lambda _: result)
     decayed = priority_decay.Decayed(core, rate=1.0, alpha=0.5)
     assert decayed.update(SimpleNamespace(staleness=np.array([0, 3]))).priorities.tolist() == [16.0, 1.0]
-
-
-def segment(first: int, reward: float) -> Segment:
-    rows = np.zeros(2, np.int64)
-    return Segment(
-        ring=0,
-        first=first,
-        obs=np.zeros((1, 2, 1)),
-        last_obs=np.zeros((1, 1)),
-        action=np.zeros((1, 2)),
-        reward=np.array([[0.0, reward]], np.float32),
-        flags=np.zeros((1, 2), np.uint8),
-        version=rows,
-        policy_updates=rows,
-        extras={},
-        weight=np.ones(2, np.float32),
-        staleness=rows,
-    )
-
-
-def test_past_segments_are_drawn_by_recency_or_by_the_softmax_of_returns(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    past = past_draws.DrawnByReturn(3, 1, None, np.random.default_rng(0))
-    past.keep([segment(0, 2.0), segment(1, 1.0), segment(2, 1.0)])
-    monkeypatch.setattr(past_draws.DrawnByReturn, "newest", 1.0)
-    assert [s.first for s in past.draw(0)] == [2]
-    monkeypatch.setattr(past_draws.DrawnByReturn, "newest", 0.0)
-    count = Counter(past.draw(0)[0].first for _ in range(6_000))
-    spread = np.std([2.0, 1.0, 1.0])
-    scores: Any = np.exp(np.array([2.0, 1.0, 1.0]) / spread)
-    expected = scores / scores.sum()
-    assert [count[i] / 6_000 for i in range(3)] == pytest.approx(expected.tolist(), abs=0.02)

@@ -105,7 +105,11 @@ class IMPALA(OnPolicy):
     """Capacity of the replay of past segments; `past_per_batch` of them are mixed into a batch."""
 
     past_per_batch: NotNegative = 0
-    """Past segments sampled uniformly into every batch, at most `past_segments`."""
+    """Past segments sampled into every batch, at most `past_segments`."""
+
+    past_newest: Fraction | None = None
+    """Probability that a past segment is the newest one left; else the softmax of the sums of rewards draws it. None:
+    all alike."""
 
     staleness_correction: Literal["none", "power", "exponential"] = "none"
     """Loss weight for a staleness of s, beside V-trace: none, power ((1 + s)^-rate) or exponential (exp(-rate s))."""
@@ -117,11 +121,13 @@ class IMPALA(OnPolicy):
             raise ValueError(f"past_per_batch must be {rule}, got {self.past_per_batch}")
         if self.past_segments and not self.past_per_batch:
             raise ValueError("past_per_batch must be at least 1 where past_segments is set, got 0")
+        if self.past_newest is not None and not self.past_segments:
+            raise ValueError(f"past_newest must be None without past_segments, got {self.past_newest}")
 
     @property
-    def kept_segments(self) -> tuple[int, int]:
-        """`past_segments` and `past_per_batch`."""
-        return self.past_segments, self.past_per_batch
+    def kept_segments(self) -> tuple[int, int, float | None]:
+        """`past_segments`, `past_per_batch` and `past_newest`."""
+        return self.past_segments, self.past_per_batch, self.past_newest
 
     @property
     def row_correction(self) -> Literal["none", "power", "exponential"]:

@@ -123,9 +123,9 @@ class SegmentLearning(Hyperparameters):
         return None
 
     @property
-    def kept_segments(self) -> tuple[int, int]:
-        """Capacity of the replay of past segments, and number of them mixed into every batch."""
-        return 0, 0
+    def kept_segments(self) -> tuple[int, int, float | None]:
+        """Capacity of the replay of past segments, number of them in every batch, and `newest` of `PastSegments`."""
+        return 0, 0, None
 
     @property
     def row_correction(self) -> Literal["none", "power", "exponential"]:

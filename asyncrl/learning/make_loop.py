@@ -76,8 +76,8 @@ def make_loop(
         return DatasetLoop(algorithm, of_dataset, drawn, core, mailbox, **run)
     if algorithm.update_loop == "segments":
         queue = SegmentQueue(rings, length=algorithm.segment_rows, frame_stack=algorithm.frame_stack)
-        kept, per_batch = algorithm.kept_segments
-        past = PastSegments(kept, per_batch, algorithm.max_staleness, rng) if kept else None
+        kept, per_batch, newest = algorithm.kept_segments
+        past = PastSegments(kept, per_batch, algorithm.max_staleness, rng, newest) if kept else None
         return SegmentLoop(algorithm, queue, core, mailbox, past=past, **run)
     mixed = None
     if dataset is not None:

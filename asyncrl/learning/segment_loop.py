@@ -91,7 +91,7 @@ class SegmentLoop(UpdateLoop):
     def _make_pace(self, max_env_steps: int | None) -> SegmentBalance:
         algorithm, ring = self._algorithm, self._queue.rings[0]
         assert algorithm.samples_per_insert is not None, "a segment algorithm has samples_per_insert"
-        kept, past_per_batch = algorithm.kept_segments
+        kept, past_per_batch, _ = algorithm.kept_segments
         past_per_batch = past_per_batch if kept else 0
         return SegmentBalance(
             SegmentShape(

@@ -25,6 +25,8 @@ class PastSegments:
         per_batch: maximum number of segments that `draw` returns, at least 1.
         max_staleness: maximum staleness of a drawn segment, in publications, or None.
         rng: generator of the draws, without replacement within a batch.
+        newest: probability with which a drawn segment is the newest of those left; else the softmax of the sums of
+            rewards, in their standard deviations, draws it. None draws all alike.
 
     Raises:
         ValueError: `capacity` is below `per_batch`, or one of them below 1.
@@ -33,7 +35,12 @@ class PastSegments:
     STATE = ("segments", "_rng")
 
     def __init__(
-        self, capacity: int, per_batch: int, max_staleness: int | None, rng: np.random.Generator
+        self,
+        capacity: int,
+        per_batch: int,
+        max_staleness: int | None,
+        rng: np.random.Generator,
+        newest: float | None = None,
     ) -> None:
         if per_batch < 1:
             raise ValueError(f"past_per_batch must be at least 1, got {per_batch}")
@@ -43,6 +50,7 @@ class PastSegments:
         self._per_batch = per_batch
         self._bound = max_staleness
         self._rng = rng
+        self._newest = newest
 
     @property
     def segments(self) -> list[dict[str, Any]]:
@@ -69,8 +77,23 @@ class PastSegments:
         bound = math.inf if self._bound is None else self._bound
         usable = [segment for segment in self._kept if version - segment.version.min() <= bound]
         count = min(self._per_batch, len(usable))
+        if self._newest is not None:
+            return [_for_use(segment) for segment in self._by_return(usable, count, self._newest)]
         chosen = self._rng.choice(len(usable), size=count, replace=False) if count else ()
         return [_for_use(usable[i]) for i in chosen]
+
+    def _by_return(self, usable: list[Segment], count: int, newest: float) -> list[Segment]:
+        """Draw `count` of the `usable`, which are in order of age, by recency and sum of rewards."""
+        sums = np.array([segment.reward.sum() for segment in usable], np.float64)
+        scores = np.exp((sums - sums.max(initial=-np.inf)) / (sums.std() or 1.0)) if count else sums
+        left, chosen = list(range(len(usable))), []
+        for _ in range(count):
+            if self._rng.random() < newest:
+                chosen.append(left.pop())
+            else:
+                share = scores[left] / scores[left].sum()
+                chosen.append(left.pop(int(self._rng.choice(len(left), p=share))))
+        return [usable[i] for i in chosen]
 
 
 def _copy(segment: Segment) -> Segment:

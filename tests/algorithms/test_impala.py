@@ -265,6 +265,11 @@ def test_observations_behind_a_segment_are_seen() -> None:
     [
         ({"past_per_batch": 1}, "past_per_batch must be at most past_segments"),
         ({"past_segments": 4}, "past_per_batch must be at least 1 where past_segments is set, got 0"),
+        ({"past_newest": 0.5}, "past_newest must be None without past_segments, got 0.5"),
+        (
+            {"past_segments": 4, "past_per_batch": 1, "past_newest": 1.5},
+            "past_newest must be from 0 to 1",
+        ),
         ({"rho_bar": 0.0}, "rho_bar must be greater than 0"),
         ({"gae_lambda": 1.5}, "gae_lambda must be from 0 to 1"),
         ({"minibatches": 0}, "minibatches must be at least 1"),

@@ -25,8 +25,10 @@ def segment(number: int, version: int) -> Segment:
     )
 
 
-def store(capacity: int = 4, per_batch: int = 2, bound: int | None = None) -> PastSegments:
-    return PastSegments(capacity, per_batch, bound, np.random.default_rng(0))
+def store(
+    capacity: int = 4, per_batch: int = 2, bound: int | None = None, newest: float | None = None
+) -> PastSegments:
+    return PastSegments(capacity, per_batch, bound, np.random.default_rng(0), newest)
 
 
 def test_nothing_is_drawn_of_an_empty_store_and_no_more_than_there_is() -> None:
@@ -76,6 +78,45 @@ def test_all_kept_are_drawn_about_alike() -> None:
     past.keep([segment(n, 1) for n in range(4)])
     counts = np.bincount([past.draw(1)[0].first // 3 for _ in range(2000)], minlength=4)
     assert (np.abs(counts - 500) < 100).all(), counts
+
+
+def with_rewards(past: PastSegments, rewards: list[float]) -> PastSegments:
+    """Keep a segment for each number, of which one row has it as its reward."""
+    for number, reward in enumerate(rewards):
+        made = segment(number, 1)
+        made.reward[:] = 0
+        made.reward[1, 2] = reward
+        past.keep([made])
+    return past
+
+
+def test_always_the_newest_is_a_stack() -> None:
+    past = with_rewards(store(per_batch=3, newest=1.0), [9, 0, 0, 0])
+    assert [s.first // 3 for s in past.draw(1)] == [3, 2, 1]
+
+
+def test_by_return_shares_follow_the_softmax_in_standard_deviations() -> None:
+    """Sums 2, 1, 1, 0 have the standard deviation sqrt(1/2)."""
+    past = with_rewards(store(per_batch=1, newest=0.0), [2, 1, 1, 0])
+    counts = np.bincount([past.draw(1)[0].first // 3 for _ in range(8000)], minlength=4)
+    powers = [np.exp(x / np.sqrt(0.5)) for x in (2, 1, 1, 0)]
+    assert counts / 8000 == pytest.approx(np.array(powers) / sum(powers), abs=0.02)
+
+
+def test_recency_and_return_take_their_shares() -> None:
+    past = with_rewards(store(per_batch=1, newest=0.25), [100, 0, 0, 0])
+    drawn = [past.draw(1)[0].first // 3 for _ in range(4000)]
+    share = np.exp(100 / np.std([100, 0, 0, 0]))
+    expected = [0.75 * share, 0.75, 0.75, 0.75 + 0.25 * (share + 3)] / (share + 3)
+    assert np.bincount(drawn, minlength=4) / 4000 == pytest.approx(expected, abs=0.03)
+
+
+def test_a_batch_by_return_holds_a_segment_once_and_obeys_the_bound() -> None:
+    past = store(capacity=4, per_batch=4, bound=2, newest=0.3)
+    assert past.draw(1) == []
+    past.keep([segment(0, 5), segment(1, 1), segment(2, 4)])
+    for _ in range(20):
+        assert sorted(s.first // 3 for s in past.draw(5)) == [0, 2]
 
 
 def test_none_over_the_bound_is_drawn_even_behind_a_newer_one() -> None:

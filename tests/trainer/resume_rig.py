@@ -77,6 +77,7 @@ RUNS: dict[str, tuple[str, Any]] = {
             recurrent_size=8,
             past_segments=8,
             past_per_batch=1,
+            past_newest=0.5,
         ),
     ),
     "goals": (
