@@ -89,14 +89,8 @@ def test_without_rewards_for_goals_nothing_is_relabelled() -> None:
 
 def test_numbers_of_a_goal_run_are_written(tmp_path: Any) -> None:
     """A success rate that is a NumPy number is refused by the file's encoder."""
-    trained(
-        Rewarded,
-        SAC(**SMALL),
-        400,
-        run_dir=tmp_path / "run",
-        report_interval_steps=100,
-        eval_interval_steps=100,
-    )
+    often: dict[str, Any] = {"report_interval_steps": 100, "eval_interval_steps": 100, "eval_episodes": 2}
+    trained(BitFlip, DQN(**SMALL), 200, run_dir=tmp_path / "run", target_eval_episodes=2, **often)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text()
     assert '"rollout/success_rate":' in lines and '"eval/success_rate":' in lines
 
