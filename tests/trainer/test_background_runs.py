@@ -152,5 +152,4 @@ def test_the_typed_options_are_those_of_the_record() -> None:
     # These take a path, classes and functions as well.
     assert {name for name in typed if typed[name] != real[name]} == {
         *("run_dir", "init_from", "wrappers", "dataset", "demonstrations", "eval_env", "eval_levels"),
-        "policies",
     }
