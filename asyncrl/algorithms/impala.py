@@ -110,6 +110,7 @@ class IMPALA(OnPolicy):
     past_newest: Fraction | None = None
     """Probability that a past segment is the newest one left; else the softmax of the sums of rewards draws it. None:
     all alike."""
+    # 0.5 halves the steps where the only reward is at the end, and does nothing elsewhere (docs/results.md).
 
     staleness_correction: Literal["none", "power", "exponential"] = "none"
     """Loss weight for a staleness of s, beside V-trace: none, power ((1 + s)^-rate) or exponential (exp(-rate s))."""

@@ -44,9 +44,11 @@ def main() -> None:
     parser = runs.flags(__doc__, [*NEWEST], seeds=5)
     parser.add_argument("--tasks", default=",".join(TASKS), help="comma-separated")
     parsed, _ = runs.parse(parser, "past_draws", [*NEWEST])
+    if (tasks := parsed.tasks.split(",")) != [*TASKS]:
+        parsed.name = "_".join([parsed.name, *tasks])
     report, rows = Report(parsed.name), []
     report.note("settings", f"{KEPT} segments kept, {PER_BATCH} in a batch beside {ACTORS} new ones")
-    for task in parsed.tasks.split(","):
+    for task in tasks:
         most = TASKS[task][2]
         for item in parsed.items:
             found = [_run(task, item, seed) for seed in range(parsed.seeds)]
