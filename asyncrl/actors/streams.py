@@ -57,6 +57,10 @@ class Streams:
 
     STATE: tuple[str, ...] = ()
     """Attributes that are the environments' state; none in streams that cannot be saved."""
+    envs: list[Any]
+    """The environments, where they are single ones."""
+    _made_for: Any
+    """Number of the change of keyword arguments that each environment has, or that the vector has."""
 
     def __init__(
         self,
@@ -145,6 +149,20 @@ class Streams:
         """
         assert self._source is not None, "a run's streams have a source"
         self._renewal = Renewal(self._source, self._spec, kwargs, number, seeds)
+
+    def _renewed(self, index: int, stream: int) -> dict[str, int]:
+        """Give an environment the newest keyword arguments if it has others; return its next reset's arguments.
+
+        Args:
+            index: index of the environment.
+            stream: its first stream.
+        """
+        renewal = self._renewal
+        if renewal is None or self._made_for[index] == renewal.number:
+            return {}
+        self.envs[index], new = renewal.renewed(self.envs[index])
+        self._made_for[index] = renewal.number
+        return {"seed": renewal.seeds[stream]} if new else {}
 
     def _checked(self, obs: Any, call: str) -> NDArray[Any]:
         return env_checks.check_observation(self._name, call, obs, self._shape, self._dtype)
@@ -246,7 +264,7 @@ class PlainStreams(Streams):
         first, shape = envs[0], spec.observation_shape
         super().__init__(len(envs), spec, source, shape, first.observation_space, first.action_space)
         self.envs = list(envs)
-        self._made_for = [0] * self.num_envs  # number of the change that each environment has
+        self._made_for = [0] * self.num_envs
         self._steps = [env.step for env in self.envs]
         self._ended = [False] * self.num_envs
 
@@ -259,21 +277,13 @@ class PlainStreams(Streams):
         """See `Streams.reset`."""
         for i, seed in enumerate(seeds):
             self._current[0] = i
-            self._renewed(i)
+            self._renewed(i, i)
             returned = self.envs[i].reset(seed=int(seed))
+            self._steps[i] = self.envs[i].step
             obs[i] = self._checked(env_checks.check_reset(self._name, returned), "reset")
             self._ended[i] = False
         self._current[0] = -1
         self.newest = obs
-
-    def _renewed(self, i: int) -> dict[str, int]:
-        """Give environment i the newest keyword arguments if it has others; return its next reset's arguments."""
-        renewal = self._renewal
-        if renewal is None or self._made_for[i] == renewal.number:
-            return {}
-        self.envs[i], new = renewal.renewed(self.envs[i])
-        self._steps[i], self._made_for[i] = self.envs[i].step, renewal.number
-        return {"seed": renewal.seeds[i]} if new else {}
 
     def step(
         self, actions: NDArray[Any], next_obs: NDArray[Any], rewards: NDArray[np.float64], first: int = 0
@@ -286,8 +296,9 @@ class PlainStreams(Streams):
         for i, action in enumerate(self._action_form.rows(actions), first):
             current[0] = i
             if ended[i]:
-                arguments = self._renewed(i)
+                arguments = self._renewed(i, i)
                 obs = env_checks.check_reset(self._name, self.envs[i].reset(**arguments))
+                steps[i] = self.envs[i].step
                 reward: Any = 0.0
                 ended[i] = False
                 events.append((i, RESET))
@@ -431,7 +442,7 @@ class AgentStreams(Streams):
             first.observation_space,
             first.action_space,
         )
-        self._made_for = [0] * len(envs)  # number of the change that each environment has
+        self._made_for = [0] * len(envs)
         self.envs, self._agents = list(envs), spec.agents
         self._form = action_form(first)
         self.live: NDArray[np.bool_] = np.array([env.live for env in envs])
@@ -456,20 +467,11 @@ class AgentStreams(Streams):
         for e in range(len(self.envs)):
             first = e * count
             self._current[0] = first
-            self._renewed(e)
+            self._renewed(e, first)
             obs[first : first + count] = self.envs[e].reset(seed=int(seeds[first]))[0]
             self.live[e] = self.envs[e].live
         self._current[0] = -1
         self.newest = obs
-
-    def _renewed(self, e: int) -> dict[str, int]:
-        """Give environment e the newest keyword arguments if it has others; return its next reset's arguments."""
-        renewal = self._renewal
-        if renewal is None or self._made_for[e] == renewal.number:
-            return {}
-        self.envs[e], new = renewal.renewed(self.envs[e])
-        self._made_for[e] = renewal.number
-        return {"seed": renewal.seeds[e * len(self._agents)]} if new else {}
 
     def step(
         self, actions: NDArray[Any], next_obs: NDArray[Any], rewards: NDArray[np.float64], first: int = 0
@@ -486,7 +488,7 @@ class AgentStreams(Streams):
                 next_obs[streams], rewards[streams] = env.step(taken[row])[:2]
                 flags[row] = env.flags
             else:
-                arguments = self._renewed(e)
+                arguments = self._renewed(e, streams.start)
                 next_obs[streams], rewards[streams] = self.envs[e].reset(**arguments)[0], 0.0
                 flags[row] = RESET
             self.live[e] = self.envs[e].live

@@ -42,6 +42,6 @@ class A2C(IMPALA):
         record = super().for_run(config, spec)
         if record.minibatches is not None:
             return record
-        streams = (self.segments_per_batch or config.actors) * config.envs_per_actor * spec.num_agents
+        streams = self.streams_of_batch(config, spec)
         count = streams * record.segment_rows // GRADIENT_STEPS
         return dataclasses.replace(record, minibatches=max(1, min(streams, count)))

@@ -24,6 +24,7 @@ def unbounded(action: ActionSpec) -> int | None:
 def supported_algorithms(spec: EnvSpec) -> str:
     """Names of the algorithms with actors that support `spec`, or "none of this version"."""
     endless, pictures = unbounded(spec.action) is not None, choose_network("auto", spec) is not None
+    together = spec.num_agents > 1 and not spec.policies  # they train all agents as one team
     names = [
         name
         for name, record in ALGORITHMS.items()
@@ -31,7 +32,7 @@ def supported_algorithms(spec: EnvSpec) -> str:
         and getattr(record, "update_loop", "") != "dataset"
         and not (endless and record.needs_bounds)
         and (getattr(record, "takes_images", True) or not pictures)
-        and (spec.num_agents > 1 or not getattr(record, "needs_agents", False))
+        and (together or not getattr(record, "needs_agents", False))
     ]
     return ", ".join(sorted(names)) or "none of this version"
 

@@ -152,9 +152,13 @@ class SegmentLearning(Hyperparameters):
         """
         if self.segment_length is not None:
             return self
-        streams = (self.segments_per_batch or config.actors) * config.envs_per_actor * spec.num_agents
+        streams = self.streams_of_batch(config, spec)
         steps = BOX_BATCH_STEPS if isinstance(spec.action, BoxAction) else BATCH_STEPS
         return dataclasses.replace(self, segment_length=max(SHORTEST, steps // streams))
+
+    def streams_of_batch(self, config: TrainerConfig, spec: EnvSpec) -> int:
+        """Number of streams of a batch."""
+        return (self.segments_per_batch or config.actors) * config.envs_per_actor * spec.num_agents
 
     @property
     def segment_rows(self) -> int:

@@ -174,7 +174,7 @@ def _add(group: argparse._ActionsContainer, option: Option, prefix: str, brief: 
         flags.insert(0, SHORT[option.name])
     text = argparse.SUPPRESS if option.name in UNLISTED else _text(option, brief).replace("%", "%%")
     common: dict[str, Any] = {"dest": f"{prefix}{option.name}", "help": text, "default": argparse.SUPPRESS}
-    if option.type is bool:
+    if option.type in (bool, bool | None):  # without either flag, None stays
         group.add_argument(*flags, action=argparse.BooleanOptionalAction, **common)
     elif get_origin(option.type) is Mapping or option.type == tuple[str, ...]:
         # Several values after one flag, or the flag several times; the record converts them together.

@@ -177,7 +177,8 @@ class EvaluationSchedule:
             self._current = None
             await self._on_evaluated()
             self._trainee.snapshots.evaluated()
-            self._trainee.data_arrived()  # it may wait for this before the next copy
+            if self._trainee.snapshots.in_turn:
+                self._trainee.data_arrived()  # it may wait for this before the next copy
         return None
 
     def pending(self, waiting: tuple[WeightSnapshot, ...]) -> tuple[WeightSnapshot, ...]:

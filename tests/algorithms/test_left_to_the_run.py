@@ -16,16 +16,23 @@ BOX = EnvSpec("box", (4,), "float32", BoxAction((-1.0,), (1.0,), (1,)))
 
 
 @pytest.mark.parametrize(
-    ("actors", "envs", "segments", "length"),
-    [(1, 16, None, 64), (2, 8, None, 64), (4, 8, 2, 64), (1, 1, None, 1024), (15, 16, None, 32)],
+    ("actors", "envs", "segments", "length", "real"),
+    [
+        (1, 16, None, 64, 128),
+        (2, 8, None, 64, 128),
+        (4, 8, 2, 64, 128),
+        (1, 1, None, 1024, 2048),
+        (3, 16, None, 32, 42),
+        (15, 16, None, 32, 32),
+    ],
 )
 def test_a_batch_has_as_many_steps_for_any_number_of_actors(
-    actors: int, envs: int, segments: int | None, length: int
+    actors: int, envs: int, segments: int | None, length: int, real: int
 ) -> None:
     config = TrainerConfig(env="any", algo="ppo", num_actors=actors, envs_per_actor=envs)
     record = PPO(segments_per_batch=segments)
     assert record.for_run(config, SPEC).segment_length == length
-    assert record.for_run(config, BOX).segment_length == max(32, 2_048 // ((segments or actors) * envs))
+    assert record.for_run(config, BOX).segment_length == real
     for told in (PPO(segment_length=7, ent_coef=0.5), A2C(minibatches=3), IMPALA()):
         assert told.for_run(config, SPEC) == told
 

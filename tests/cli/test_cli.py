@@ -130,7 +130,8 @@ def test_every_kind_of_flag() -> None:
     line = (
         "Unknown-v0 --algo dqn --steps 200k --actors 2 --envs-per-actor 8 --seed 5 --run-dir runs/x "
         "--target-return 475 --max-seconds 120 --http off --device cpu --dqn.learning-rate 3e-4 "
-        "--no-dqn.double --dqn.dueling --dqn.hidden-sizes 32,16 --dqn.max-grad-norm none"
+        "--no-dqn.double --dqn.dueling --dqn.hidden-sizes 32,16 --dqn.max-grad-norm none "
+        "--no-dqn.normalize-observations"
     )
     config, algorithm = parse_train(line.split())
     assert config == TrainerConfig(
@@ -147,7 +148,12 @@ def test_every_kind_of_flag() -> None:
         device="cpu",
     )
     assert algorithm == DQN(
-        learning_rate=3e-4, double=False, dueling=True, hidden_sizes=(32, 16), max_grad_norm=None
+        learning_rate=3e-4,
+        double=False,
+        dueling=True,
+        hidden_sizes=(32, 16),
+        max_grad_norm=None,
+        normalize_observations=False,
     )
 
 

@@ -159,7 +159,7 @@ def test_every_copy_is_evaluated_in_order_with_the_counters_of_its_own_moment():
         assert rig.seen == [(104, 10, 2, 1.0), (208, 20, 4, 2.0), (300, 30, 6, 3.0)]
         assert [w for w, *_ in rig.evaluator.asked] == [1, 2, 3]
         assert [r.return_mean for r in rig.schedule.evaluations] == [1.0, 2.0, 3.0]
-        assert rig.learner.looked == 6, "a learner looks again when there is room, and after an evaluation"
+        assert rig.learner.looked == 3, "a learner that waits for room looks again"
         await cancelled(task)
 
     asyncio.run(scenario())

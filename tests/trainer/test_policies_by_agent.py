@@ -207,7 +207,10 @@ def test_files_policy_and_commands(tmp_path: Path, capsys: pytest.CaptureFixture
         main(["check", env, "--policy", "warm:red", "cool:green|blue", "--pad-spaces", "--seconds", "0.1"])
         == 0
     )
-    assert "3; policy warm: red; policy cool: green, blue" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "3; policy warm: red; policy cool: green, blue" in told
+    assert "ppo" in told and "sac" not in told
+    assert not any(name in told for name in ("mappo", "qmix", "vdn", "maddpg")), "one policy for all agents"
     with pytest.raises(ConfigurationError, match="a model holds one policy"):
         kept.export_onnx(tmp_path / "model.onnx")
 
