@@ -80,6 +80,15 @@ def _never_rose(e: Evidence) -> bool:
     return e.best - e.first <= max(1.0, 0.1 * abs(e.first), e.luck)
 
 
+LEARNED_WITHIN = {True: 100_000, False: 50_000}
+"""Steps, on policy and from replay, within which default records learned wherever they did (docs/results.md)."""
+
+
+def _long_without_success(e: Evidence) -> bool:
+    """Whether the return has not risen in so many steps that another algorithm is a better try than another option."""
+    return _never_rose(e) and e.steps >= LEARNED_WITHIN[e.on_policy]
+
+
 def _keeps_its_best(e: Evidence) -> bool:
     """Whether the return has risen and is still within 2 % of its best.
 
@@ -190,6 +199,22 @@ RULES = (
         "normalize_rewards",
         "yes",
         "explained variance {explained_variance:.2f} (1 is perfect, 0 no better than the mean)",
+    ),
+    Rule(
+        "another algorithm, with replay",
+        lambda e: e.on_policy and _long_without_success(e),
+        "The return has not risen in steps that suffice where this kind of algorithm learns.",
+        "algo",
+        "dqn for discrete actions, sac for real-valued ones; docs/algorithms/README.md shows what learned where",
+        "first return {first:,.1f}, best {best:,.1f} of {evaluations} evaluations in {steps:,} steps",
+    ),
+    Rule(
+        "another algorithm, on policy",
+        lambda e: "samples_per_insert" in e.options and _long_without_success(e),
+        "The return has not risen in steps that suffice where this kind of algorithm learns.",
+        "algo",
+        "ppo; docs/algorithms/README.md shows what learned where",
+        "first return {first:,.1f}, best {best:,.1f} of {evaluations} evaluations in {steps:,} steps",
     ),
     Rule(
         "no exploration",
