@@ -203,8 +203,9 @@ class ActionForm:
         self._dtype = np.dtype(space.dtype)
         bounds = [np.asarray(getattr(space, side, np.nan)) for side in ("low", "high")]
         self._bounds = bounds if any(np.isfinite(b).any() for b in bounds) else None
-        choices = min(int(getattr(space, "n", 0)), _MOST_KEPT) if self._shape == () else 0
-        self._choices: dict[int, Any] = dict(enumerate(self.batch(np.arange(choices))))
+        self._choices: dict[int, Any] = {}
+        if self._shape == () and hasattr(space, "n"):
+            self._choices = dict(enumerate(self.batch(np.arange(min(space.n, _MOST_KEPT)))))
 
     def batch(self, actions: NDArray[Any]) -> NDArray[Any]:
         """Return an array `[E, *space_shape]` of the space's dtype, which environments may keep."""
@@ -352,9 +353,9 @@ class PlainStreams(Streams):
         self.newest = row if whole else next_obs
 
     def _row_of(self, observations: list[Any], first: int) -> NDArray[Any]:
-        """Observations as one array of the space's dtype, a copy. Raises `ObservationOffSpace` for the first one off it.
+        """Observations `[n, *obs_shape]` of the space's dtype, a copy. Raises `ObservationOffSpace` for one off it.
 
-        Arrays that make an array of this shape and dtype have them too, so no single one is checked.
+        If the array of all has the right shape and dtype, each one has them: so not every single one is checked.
         """
         if set(map(type, observations)) == {np.ndarray}:
             try:
