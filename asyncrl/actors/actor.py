@@ -44,7 +44,7 @@ _SQUARE_FITS_FLOAT32 = 1e76
 
 
 def _all_finite(values: NDArray[Any]) -> bool:
-    """Whether all values are finite. A finite sum of squares proves it in a third of the time; if infinite it does not."""
+    """Whether all values are finite. A finite sum of squares proves it in a third of the time."""
     return math.isfinite(np.vdot(values, values)) or bool(np.isfinite(values).all())
 
 
