@@ -44,8 +44,8 @@ _SQUARE_FITS_FLOAT32 = 1e76
 
 
 def _all_finite(values: NDArray[Any]) -> bool:
-    """Whether all values are finite. A finite sum of squares proves it in a third of the time."""
-    return math.isfinite(np.vdot(values, values)) or bool(np.isfinite(values).all())
+    """Whether all values are finite. A finite sum proves it in half the time; a sum that overflows proves nothing."""
+    return math.isfinite(np.add.reduce(values, axis=None)) or bool(np.isfinite(values).all())
 
 
 class ActorIdentity(TypedDict):

@@ -301,7 +301,8 @@ class PlainStreams(Streams):
         """See `Streams.step`."""
         events: list[tuple[int, int]] = []
         ended, steps, current = self._ended, self._steps, self._current
-        observations, row_rewards = [], []
+        array, shape, dtype = np.ndarray, self._shape, self._dtype
+        row_rewards = []
         for i, action in enumerate(self._action_form.rows(actions), first):
             current[0] = i
             if ended[i]:
@@ -320,11 +321,13 @@ class PlainStreams(Streams):
                     raise
                 if (terminated is not False or truncated is not False) and (flags := self._end(i, step)):
                     events.append((i, flags))
-            observations.append(obs)
+            if not (type(obs) is array and obs.dtype is dtype and obs.shape == shape):
+                obs = self._checked(obs, "step")
+            next_obs[i] = obs
             row_rewards.append(reward)
-        self._store_observations(observations, next_obs, first)
-        self._store_rewards(row_rewards, rewards, first)
         current[0] = -1
+        self._store_rewards(row_rewards, rewards, first)
+        self.newest = next_obs
         return np.array(events, np.int64) if events else _NO_EVENTS
 
     def close(self) -> None:
@@ -344,32 +347,6 @@ class PlainStreams(Streams):
         self._ended[i] = True
         self._note_success(i, env_checks.success_of(info))
         return (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
-
-    def _store_observations(self, observations: list[Any], next_obs: NDArray[Any], first: int) -> None:
-        """Copy the observations of the streams from `first` on to `next_obs`, once all have been checked."""
-        row = self._row_of(observations, first)
-        next_obs[first : first + len(row)] = row
-        whole = len(row) == self.num_envs and row.dtype == next_obs.dtype
-        self.newest = row if whole else next_obs
-
-    def _row_of(self, observations: list[Any], first: int) -> NDArray[Any]:
-        """Observations `[n, *obs_shape]` of the space's dtype, a copy. Raises `ObservationOffSpace` for one off it.
-
-        If the array of all has the right shape and dtype, each one has them: so not every single one is checked.
-        """
-        if set(map(type, observations)) == {np.ndarray}:
-            try:
-                row = np.array(observations)
-            except ValueError:  # their shapes differ
-                pass
-            else:
-                if row.dtype == self._dtype and row.shape == (len(row), *self._shape):
-                    return row
-        checked = []
-        for i, obs in enumerate(observations, first):
-            self._current[0] = i
-            checked.append(self._checked(obs, "step"))
-        return np.array(checked)
 
     def _store_rewards(self, values: list[Any], out: NDArray[np.float64], first: int) -> None:
         try:
