@@ -176,6 +176,43 @@ def noisy_mlp_forward(x, flat, sizes, mean_count, noise, scratch, out):  # type:
             start, sigma_start, drawn = start + count, sigma_start + count, drawn + n_in + n_out
 
 
+@kernel("void(float32[:, :], float64[:, ::1], float64[::1], int64, int64[::1], int64[::1], int64[::1])")
+def epsilon_greedy(values, uniform, rates, repeat, held, left, action):  # type: ignore[no-untyped-def]
+    """Choose the first of the largest values in every row, or begin or continue a run of one random action.
+
+    Args:
+        values: `[R, n]`, values of the actions; minus infinity if an action is forbidden.
+        uniform: `[2, R]` in [0, 1): whether a run begins (below the rate), and its action; with `repeat` above 1
+            `[3, R]`, the last for its length.
+        rates: `[R]`, probabilities with which a run begins where none goes on.
+        repeat: greatest length of a run.
+        held: `[R]`, action of the run; updated.
+        left: `[R]`, steps that are left of it; updated. A forbidden action is left out, and its step counts.
+        action: `[R]`, filled.
+    """
+    n = values.shape[1]
+    for r in range(values.shape[0]):
+        best, allowed = 0, 0
+        for j in range(n):
+            if values[r, j] > values[r, best]:
+                best = j
+            allowed += int(values[r, j] != -np.inf)
+        if left[r] == 0 and uniform[0, r] < rates[r]:
+            choice = uniform[1, r] * n
+            held[r] = int(choice)
+            if 0 < allowed < n:
+                rank, held[r] = int(min(choice / n * allowed, allowed - 1.0)), 0
+                while rank > 0 or values[r, held[r]] == -np.inf:
+                    rank -= int(values[r, held[r]] != -np.inf)
+                    held[r] += 1
+            left[r] = 1 if repeat == 1 else int(1.0 + uniform[2, r] * repeat)
+        action[r] = best
+        if left[r] > 0:
+            left[r] -= 1
+            if values[r, held[r]] != -np.inf:
+                action[r] = held[r]
+
+
 @kernel("float64(float32[:, ::1], int64[::1], float64[:, ::1], int64[:, ::1], float32[::1])", cold=True)
 def draw_choices(logits, choices, uniform, action, log_prob):  # type: ignore[no-untyped-def]
     """Draw component c of row r as the inverse of its distribution function at `uniform[r, c]`.

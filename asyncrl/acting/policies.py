@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.agent_policies import AgentPolicies
+from asyncrl.acting.kernels import epsilon_greedy
 from asyncrl.acting.layouts import NetworkLayout, parameter_count
 from asyncrl.acting.modules import NetworkFactory, RecurrentFactory, make_acting_network, network_size
 from asyncrl.acting.network import NoisyActingNetwork
@@ -22,7 +23,7 @@ from asyncrl.acting.network_policy import NetworkPolicy
 from asyncrl.acting.recurrent import Cell
 from asyncrl.acting.rescaling import return_of
 from asyncrl.acting.schedules import EpsilonSchedule
-from asyncrl.envs.observations import allowed_choice, mask_reader
+from asyncrl.envs.observations import mask_reader
 from asyncrl.interfaces import BoxAction, EnvSpec
 
 
@@ -201,23 +202,11 @@ class QPolicy(NetworkPolicy):
         extras = {} if self.memory is None else {"state": self.memory.state}
         out = network.perturbed(obs, rng) if self.layout.noisy else network(obs)
         values = self._values(out)
-        begins, choice = rng.random((2, rows))
-        begins, choice = begins < self._rates, choice * self.layout.num_actions
         if self._mask is not None:
-            mask = self._mask(obs)
-            values[~mask] = -np.inf
-            choice = allowed_choice(mask, choice / self.layout.num_actions)
-        action = values.argmax(axis=1)
-        if self.epsilon.repeat == 1:
-            np.copyto(action, choice, where=begins, casting="unsafe")
-            return action, extras
-        begins &= self._left == 0
-        np.copyto(self._held, choice, where=begins, casting="unsafe")
-        steps = 1.0 + rng.random(rows) * self.epsilon.repeat
-        np.copyto(self._left, steps, where=begins, casting="unsafe")
-        held = self._left > 0 if self._mask is None else (self._left > 0) & mask[np.arange(rows), self._held]
-        np.copyto(action, self._held, where=held)
-        np.maximum(self._left - 1, 0, out=self._left)
+            values[~self._mask(obs)] = -np.inf
+        repeat = self.epsilon.repeat
+        uniform, action = rng.random((2 if repeat == 1 else 3, rows)), np.empty(rows, np.int64)
+        epsilon_greedy(values, uniform, self._rates, repeat, self._held, self._left, action)
         return action, extras
 
 

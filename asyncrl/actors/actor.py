@@ -45,7 +45,7 @@ _SQUARE_FITS_FLOAT32 = 1e76
 
 def _all_finite(values: NDArray[Any]) -> bool:
     """Whether all values are finite. A finite sum proves it in half the time; a sum that overflows proves nothing."""
-    return math.isfinite(values.sum()) or bool(np.isfinite(values).all())
+    return math.isfinite(np.add.reduce(values, axis=None)) or bool(np.isfinite(values).all())
 
 
 class ActorIdentity(TypedDict):
@@ -257,12 +257,12 @@ class Actor:
 
     def _take_newest_weights(self) -> bool:
         """Load the mailbox's weights if there is a new version; return False if none was ever published."""
-        version = self._mailbox.refresh(self.policy.weights, self.weights_version)
-        if version != self.weights_version:
+        mailbox, held = self._mailbox, self.weights_version
+        if mailbox.version != held and (version := mailbox.refresh(self.policy.weights, held)) != held:
             self.policy.weights_changed()
-            self.weights_version, self._weights_updates = version, self._mailbox.updates
+            self.weights_version, self._weights_updates = version, mailbox.updates
             self.writer.set_exploration(self.policy.exploration_rate)
-        return version > 0
+        return self.weights_version > 0
 
     def _refuse_non_finite(self, obs: NDArray[Any], actions: NDArray[Any] | None) -> None:
         finite_obs = not self._obs_may_be_non_finite or _all_finite(obs)

@@ -284,13 +284,6 @@ class MaskReader:
         return mask
 
 
-def allowed_choice(mask: NDArray[np.bool_], share: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return for each row the allowed action at the fraction `share` `[R]` (0 to 1) of those in its `mask` `[R, A]`."""
-    rank = np.minimum(share * mask.sum(axis=1), mask.sum(axis=1) - 1).astype(np.int64)
-    chosen: NDArray[np.int64] = (mask.cumsum(axis=1) > rank[:, None]).argmax(axis=1)
-    return chosen
-
-
 class NotFinite(ValueError):
     """An observation that is stored as bytes holds NaN or infinity."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -58,12 +57,12 @@ class EpisodeWindow:
             place = self._steps[actor] if self.by_steps else self.count
             each = returned if isinstance(returned, list) else []
             total = sum(each) if isinstance(returned, list) else returned
-            bisect.insort(self._last, (place, actor, total, length, each, success))
-            if len(self._last) > EPISODE_WINDOW:
-                del self._last[0]
+            self._last.append((place, actor, total, length, each, success))
             if self.ratings is not None and opponents and opponents[0][0] >= 0:
                 version, learner = opponents[0]
                 self.ratings.add(place, actor, version, score_of(np.array(each), learner))
+        self._last.sort()
+        del self._last[:-EPISODE_WINDOW]
         if self.ratings is not None:
             self.ratings.reached(self._steps)
 

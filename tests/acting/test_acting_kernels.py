@@ -21,6 +21,7 @@ from asyncrl.acting.kernels import (
     add_squashing,
     draw_choices,
     draw_gaussian,
+    epsilon_greedy,
     mlp_forward,
     noisy_mlp_forward,
 )
@@ -126,6 +127,36 @@ def choice_pairs(call: Any, rng: np.random.Generator, choices: tuple[int, ...], 
     yield "exploration", np.array(exploration), 1 - torch.stack(likeliest).mean()
 
 
+def allowed_choice(mask: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """For each row the allowed action at the fraction `share` `[R]` of those in its `mask` `[R, n]`."""
+    rank = np.minimum(share * mask.sum(axis=1), mask.sum(axis=1) - 1).astype(np.int64)
+    return (mask.cumsum(axis=1) > rank[:, None]).argmax(axis=1)
+
+
+def greedy_pairs(call: Any, rng: np.random.Generator, repeat: int, masked: bool) -> Pairs:
+    """Several rows of the same streams, since a run of one action goes on; the formula is over whole arrays."""
+    streams, n = 40, 3
+    rates = np.linspace(0.0, 1.0, streams)
+    held, left, action = (np.zeros(streams, np.int64) for _ in range(3))
+    own_held, own_left = held.copy(), left.copy()
+    for step in range(8):
+        values, uniform = np.round(draw(rng, streams, n)), rng.random((2 if repeat == 1 else 3, streams))
+        mask = np.ones((streams, n), np.bool_)
+        if masked:
+            mask = rng.random((streams, n)) < 0.6
+            mask[np.arange(streams), rng.integers(0, n, streams)] = True
+            values[~mask] = -np.inf
+        call(values, uniform, rates, repeat, held, left, action)
+        begins, choice = (uniform[0] < rates) & (own_left == 0), allowed_choice(mask, uniform[1])
+        own_held = np.where(begins, choice, own_held)
+        own_left = np.where(begins, 1 if repeat == 1 else 1 + uniform[-1] * repeat, own_left).astype(np.int64)
+        runs = (own_left > 0) & mask[np.arange(streams), own_held]
+        wanted = np.where(runs, own_held, values.argmax(axis=1))
+        own_left = np.maximum(own_left - 1, 0)
+        yield f"actions of step {step}", action, torch.from_numpy(wanted)
+        yield f"steps left after step {step}", left, torch.from_numpy(own_left)
+
+
 def gaussian_pairs(call: Any, rng: np.random.Generator, values: int) -> Pairs:
     rows = 6
     mean, log_std, normal = draw(rng, rows, values, scale=3.0), draw(rng, values), draw(rng, rows, values)
@@ -172,6 +203,11 @@ CONTRACTS: list[tuple[Any, Callable[..., Pairs], list[dict[str, Any]]]] = [
         draw_choices,
         choice_pairs,
         [{"choices": choices, "scale": scale} for choices in ((2,), (3, 2, 5)) for scale in (1.0, 30.0)],
+    ),
+    (
+        epsilon_greedy,
+        greedy_pairs,
+        [{"repeat": repeat, "masked": masked} for repeat in (1, 4) for masked in (False, True)],
     ),
     (draw_gaussian, gaussian_pairs, [{"values": values} for values in (1, 4)]),
     (add_squashing, squashing_pairs, [{"values": values} for values in (1, 4)]),

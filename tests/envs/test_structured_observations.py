@@ -20,7 +20,7 @@ from asyncrl.acting.trained_policy import TrainedPolicy
 from asyncrl.algorithms.r2d2 import rescale, rescale_inverse
 from asyncrl.algorithms.rollout import forbid
 from asyncrl.algorithms.staging import StagedBatch
-from asyncrl.envs.observations import FORBIDDEN, Unpacker, allowed_choice, mask_reader, pack, rows_of
+from asyncrl.envs.observations import FORBIDDEN, Unpacker, mask_reader, pack, rows_of
 from asyncrl.envs.packing import MaskFromInfo, PackedObservations, packed
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.envs.trial import try_out
@@ -371,14 +371,6 @@ def test_a_component_without_an_allowed_choice_has_all_of_them() -> None:
     assert read is not None
     wanted = [[1, 1, 1, 1], [1, 0, 1, 0], [1, 1, 1, 1], [1, 1, 0, 1]]
     assert read(rows).astype(int).tolist() == wanted
-
-
-def test_random_choices_are_uniform_over_what_is_allowed() -> None:
-    mask = np.array([[True, False, True, True], [False, False, False, True]])
-    share = np.repeat(np.linspace(0, 0.999999, 300)[:, None], 2, axis=1)
-    chosen = np.array([allowed_choice(mask, row) for row in share])
-    assert np.bincount(chosen[:, 0], minlength=4).tolist() == [100, 0, 100, 100]
-    assert (chosen[:, 1] == 3).all()
 
 
 @pytest.mark.parametrize("record", [DQN, QRDQN, R2D2, PPO, IMPALA])
