@@ -42,8 +42,8 @@ class Channel:
         self._socket, self._lock = connection, threading.Lock()
 
     def send(self, *message: Any) -> None:
-        """Send a message; functions in it may be lambdas. Raises OSError if the other end is closed."""
-        with self._lock:
+        """Send a message; functions in it may be lambdas. It is dropped if the other end is closed."""
+        with self._lock, contextlib.suppress(OSError):
             send_frame(self._socket, message, pickled=_pickled)
 
     def receive(self) -> Message | None:
