@@ -10,13 +10,17 @@ import pickle
 import socket
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.actors.frames import receive_frame, send_frame
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import pack_policy
+from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError, describe_error
 from asyncrl.protocols import Algorithm
+
+if TYPE_CHECKING:
+    from asyncrl.storage.resume import Resumption
 
 Message = tuple[Any, ...]
 
@@ -27,8 +31,8 @@ class Job:
 
     config: TrainerConfig
     algorithm: Algorithm
-    source: Any
-    resumed: Any = None
+    source: EnvSource
+    resumed: Resumption | None = None
 
 
 class Channel:

@@ -69,7 +69,7 @@ class Worker:
         try:
             sys.path[:] = path  # on which the modules of environment and algorithm may be
             job: Job = pickle.loads(packed)
-            trainer = Trainer._of_source(job.config, job.algorithm, job.source, resumed=job.resumed)
+            trainer = Trainer._of_job(job)
             with self._lock:
                 self._current = key, trainer
             send_snapshots(

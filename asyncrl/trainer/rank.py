@@ -39,7 +39,7 @@ def main(directory: Path) -> int:
     with (directory / JOB).open("rb") as file:
         sys.path[:] = pickle.load(file)  # the launcher's, on which the environment's module may be
         job: Job = pickle.load(file)
-    trainer = Trainer._of_source(job.config, job.algorithm, job.source, resumed=job.resumed)
+    trainer = Trainer._of_job(job)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: trainer.stop("interrupted"))
     threading.Thread(target=_obey, args=(launcher, trainer), name="asyncrl-launcher", daemon=True).start()

@@ -47,11 +47,11 @@ from asyncrl.trainer.arguments import (
     require_policies,
     require_steps,
 )
+from asyncrl.trainer.channel import Job
 
 if TYPE_CHECKING:
     from asyncrl.run.run import Run
     from asyncrl.show.console import RunConsole
-    from asyncrl.storage.resume import Resumption
     from asyncrl.trainer.ranks import Ranks
 
 try:
@@ -123,7 +123,7 @@ class Trainer(ShownByCard):
             evaluation = evaluation.changed({}, wrappers, **config.of_agents)
         source = source.changed(config.env_kwargs, wrappers, **config.of_agents)
         source = source.evaluated_in(evaluation, config.eval_env_kwargs, config.eval_levels)
-        self._prepare(config, record, source, server)
+        self._prepare(Job(config, record, source), server)
 
     @classmethod
     def from_config(
@@ -155,7 +155,7 @@ class Trainer(ShownByCard):
         elif config.eval_env is not None:
             evaluation = EnvSource.from_user(config.eval_env).changed({}, config.wrappers, **config.of_agents)
         source = source.evaluated_in(evaluation, config.eval_env_kwargs, config.eval_levels)
-        return cls._of_source(config, algorithm, source, server=server, started=started)
+        return cls._of_job(Job(config, algorithm, source), server, started)
 
     @classmethod
     def resume(
@@ -198,34 +198,18 @@ class Trainer(ShownByCard):
         return trainer
 
     @classmethod
-    def _of_source(
-        cls,
-        config: TrainerConfig,
-        algorithm: Algorithm,
-        source: EnvSource,
-        *,
-        server: ForkServer | None = None,
-        started: float | None = None,
-        resumed: Resumption | None = None,
-    ) -> Self:
+    def _of_job(cls, job: Job, server: ForkServer | None = None, started: float | None = None) -> Self:
         trainer = cls.__new__(cls)
-        trainer._prepare(config, algorithm, source, server, started, resumed)
+        trainer._prepare(job, server, started)
         return trainer
 
-    def _prepare(
-        self,
-        config: TrainerConfig,
-        algorithm: Algorithm,
-        source: EnvSource,
-        server: ForkServer | None,
-        started: float | None = None,
-        resumed: Resumption | None = None,
-    ) -> None:
-        require_data(algorithm, config)
-        require_policies(algorithm, config)
-        self.config, self.algorithm = config, algorithm
+    def _prepare(self, job: Job, server: ForkServer | None, started: float | None = None) -> None:
+        require_data(job.algorithm, job.config)
+        require_policies(job.algorithm, job.config)
+        self.config, self.algorithm = job.config, job.algorithm
         self.result: TrainResult | None = None
-        self._source, self._server, self._started_at, self._resumed = source, server, started, resumed
+        self._source, self._resumed = job.source, job.resumed
+        self._server, self._started_at = server, started
         self._done: Future[TrainResult] = Future()
         self._thread: threading.Thread | None = None
         self._run: Run | Ranks | None = None
