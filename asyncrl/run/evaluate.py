@@ -116,11 +116,11 @@ class EvaluationSchedule:
         self._on_best = on_best
         self._on_evaluation, self._on_evaluated = on_evaluation, on_evaluated
         self._other_steps = other_steps
-        self._arrivals: deque[tuple[float, int]] = deque()
-        """Training time, and steps of the other groups, at the arrival of each waiting copy."""
+        self._arrived: deque[TimedCopy] = deque()
+        """Copies that wait."""
         self._changed = asyncio.Event()
         self.rounds = 0
-        self._current: TimedCopy | None = None
+        self._current: WeightSnapshot | None = None
         self._failures = 0
         self._warned = False
         self._training_ended = False
@@ -139,21 +139,22 @@ class EvaluationSchedule:
 
     def copy_arrived(self) -> None:
         """Note the time of a copy that the learner has added to its queue."""
-        copy = self._trainee.snapshots.waiting()[len(self._arrivals)]
-        self._arrivals.append((self._clock.train_seconds, self._other_steps(copy.env_steps)))
+        self._arrived.append(self._timed(self._trainee.snapshots.waiting()[len(self._arrived)]))
         self._changed.set()
+
+    def _timed(self, copy: WeightSnapshot) -> TimedCopy:
+        return TimedCopy(copy, self._clock.train_seconds, self._other_steps(copy.env_steps))
 
     async def _next(self) -> TimedCopy | None:
         """Wait for the oldest copy that was not evaluated yet; None once training has ended and all were taken."""
-        while not self._arrivals:
+        while not self._arrived:
             if self._training_ended:
                 return None
             self._changed.clear()
             await self._changed.wait()
-        copy = self._trainee.snapshots.take()
-        assert copy is not None, "every arrival is of one copy"
+        self._trainee.snapshots.take()
         self._trainee.data_arrived()  # it may wait for room in the queue
-        return TimedCopy(copy, *self._arrivals.popleft())
+        return self._arrived.popleft()
 
     async def run(self) -> NDArray[np.float32] | None:
         """Evaluate every copy; returns the weights that reached the target, or None when all were evaluated.
@@ -161,7 +162,7 @@ class EvaluationSchedule:
         Raises the error of the last of `FAILURES_IN_A_ROW` failed evaluations if no other rule can end the run.
         """
         while (timed := await self._next()) is not None:
-            self._current = timed
+            self._current = timed.copy
             try:
                 reached = await self._evaluate(timed)
             except TimeoutError:
@@ -181,9 +182,10 @@ class EvaluationSchedule:
                 self._trainee.data_arrived()  # it may wait for this before the next copy
         return None
 
-    def pending(self, waiting: tuple[WeightSnapshot, ...]) -> tuple[WeightSnapshot, ...]:
+    def pending(self) -> tuple[WeightSnapshot, ...]:
         """Copies without a result: the one that is being evaluated, and those that wait."""
-        return waiting if self._current is None else (self._current.copy, *waiting)
+        waiting = self._trainee.snapshots.waiting()
+        return waiting if self._current is None else (self._current, *waiting)
 
     def go_on_from(
         self,
@@ -269,9 +271,8 @@ class EvaluationSchedule:
         """Evaluate the current weights and record the result like any other."""
         weights, version = await self._trainee.current_weights()
         copy = WeightSnapshot(weights, version, self._trainee.updates, self._trainee.inserted_steps)
-        timed = TimedCopy(copy, self._clock.train_seconds, self._other_steps(copy.env_steps))
-        result = await self._play(timed, episodes, (FINAL,))
-        await self._record(result, timed.copy.weights, (FINAL,))
+        result = await self._play(self._timed(copy), episodes, (FINAL,))
+        await self._record(result, weights, (FINAL,))
         return result
 
     async def _evaluate(self, timed: TimedCopy) -> bool:

@@ -276,39 +276,40 @@ class CheckpointSaver:
 
     async def _take(self, *, rows: bool) -> dict[str, Any]:
         """Entries `core`, `critics` and `run` of a checkpoint; with rows if the run keeps them and `rows` is set."""
-        folder = self._directory.checkpoints
-        assert folder is not None
-        if rows and self.keeps_rows:
-            return await self._take_with_rows(folder.directory)
+        if not (rows and self.keeps_rows):
+            return await self._state()
+        await self._learner.hold()
+        try:
+            states, why = await self._actor_states()
+            state = await self._state()
+            name = await self._write_rows(state["run"]["rings"], states)
+        finally:
+            self._learner.resume()
+        state["run"] |= {"rows": name, "why": why}
+        return state
+
+    async def _state(self) -> dict[str, Any]:
         critics = await self._learner.critics()
         learner = await self._learner.state_dict()  # last: counters are read before the learner goes on
         return {"core": learner.pop("core"), "critics": critics, "run": self._run_state(learner)}
 
-    async def _take_with_rows(self, folder: Path) -> dict[str, Any]:
-        """Write rows and actor states to a file in `folder` while the learner is held. Raises OSError."""
-        await self._learner.hold()
-        try:
-            states, why = await self._actor_states()
-            critics = await self._learner.critics()
-            learner = await self._learner.state_dict()
-            run = self._run_state(learner)
-            name = f"{self._learner.inserted_steps}{SUFFIX}"
-            positions = run["rings"]
-            where = (self._learner.updates, *map(int, (*positions["published"], *positions["granted"])))
-            if self._rows_written != (name, where) or not (folder / name).exists():
-                await asyncio.to_thread(write_rows, folder / name, self._row_arrays(run["rings"], states))
-                self._rows_written = (name, where)
-        finally:
-            self._learner.resume()
-        run |= {"rows": name, "why": why}
-        return {"core": learner.pop("core"), "critics": critics, "run": run}
-
     async def _actor_states(self) -> tuple[list[bytes] | None, str]:
         if not self._exact:
             return None, ""
-        rings = self._pool.rings
-        positions = [max(ring.granted - 1, 0) for ring in rings]
+        positions = [max(ring.granted - 1, 0) for ring in self._pool.rings]
         return await states_of(self._pool.actors, positions, ACTORS_SECONDS)
+
+    async def _write_rows(self, rings: Mapping[str, Any], states: list[bytes] | None) -> str:
+        """Write rows and actor states to a file beside the checkpoints; returns its name. Raises OSError."""
+        folder = self._directory.checkpoints
+        assert folder is not None
+        name = f"{self._learner.inserted_steps}{SUFFIX}"
+        file = folder.directory / name
+        where = (self._learner.updates, *map(int, (*rings["published"], *rings["granted"])))
+        if self._rows_written != (name, where) or not file.exists():
+            await asyncio.to_thread(write_rows, file, self._row_arrays(rings, states))
+            self._rows_written = (name, where)
+        return name
 
     def _run_state(self, learner: dict[str, Any]) -> dict[str, Any]:
         self._reporter.read_actors(self._pool)
@@ -321,7 +322,7 @@ class CheckpointSaver:
             "env_kwargs": self._env_kwargs(),
             "evaluations": _columns(EvaluationResult, schedule.evaluations),
             "rounds": schedule.rounds,
-            "pending": [vars(copy) for copy in schedule.pending(self._learner.snapshots.waiting())],
+            "pending": [vars(copy) for copy in schedule.pending()],
             "next_copy": self._learner.snapshots.next_steps,
             "clock": [self._clock.train_seconds, self._clock.startup_seconds, self._clock.wall_seconds],
             "actor_wait_seconds": self._reporter.actor_wait_seconds,
