@@ -72,28 +72,28 @@ class TrainResult:
         )
 
     @cached_property
-    def _film(self) -> str:
-        """HTML of the best of a few episodes, played once; "" where the environment's class cannot render."""
+    def _renders(self) -> bool | None:
+        """Whether the environment's class can render; None if it is not known."""
         from asyncrl.envs.rendering import can_render
 
         try:
-            if not can_render(self.policy.source, "rgb_array"):
-                return ""
-            return self.episode(max_seconds=CARD_FILM_SECONDS)._repr_html_()
+            return can_render(self.policy.source, "rgb_array")
+        except Exception:  # a card is shown whatever the environment's modules do
+            return None
+
+    @cached_property
+    def _film(self) -> str:
+        """HTML of the best of a few episodes, played once; "" where the environment's class cannot render."""
+        try:
+            return self.episode(max_seconds=CARD_FILM_SECONDS)._repr_html_() if self._renders else ""
         except Exception:  # a card is shown whatever the environment and the film's package do
             return ""
 
     def _film_on_demand(self) -> dict[str, str]:
         """Row of the card that names `episode()`, unless the environment cannot render."""
-        from asyncrl.envs.rendering import can_render
-
-        try:
-            renders = can_render(self.policy.source, "rgb_array")
-        except Exception:  # a card is shown whatever the environment's modules do
-            renders = None
-        if renders is False:
+        if self._renders is False:
             return {}
-        condition = "" if renders else ", if the environment renders"
+        condition = "" if self._renders else ", if the environment renders"
         return {"film": f"result.episode() plays the best of three{condition}"}
 
     def _figures(self) -> dict[str, str]:
