@@ -9,11 +9,10 @@ time limit only episodes that had begun are returned.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from asyncrl.acting.recurrent import memory_of
 from asyncrl.actors.streams import VectorStreams, action_form
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import AsyncRLError, EnvironmentRaised, error_text
+from asyncrl.errors import environment_calls
 from asyncrl.interfaces import RESET, EnvSpec
 from asyncrl.protocols import Policy
 
@@ -106,21 +105,13 @@ class EpisodePlayer:
         self.successes = np.zeros(episodes, np.int8)
         return self._play_vector(episodes, seed) if self._vector is not None else self._play(episodes, seed)
 
-    @contextlib.contextmanager
-    def _environment_calls(self, seed: int) -> Iterator[None]:
-        """Turn an exception of an environment into `EnvironmentRaised`."""
-        try:
-            yield
-        except AsyncRLError:
-            raise
-        except Exception as error:
-            raise EnvironmentRaised(
-                f"The environment {self._spec.name} raised {type(error).__name__} in an evaluation: "
-                f"{error_text(error)}",
-                facts={"episode": self._current, "seed": seed},
-                fix="mend the environment; greedy actions lead where exploration had not been",
-                remote_traceback=traceback.format_exc(),
-            ) from error
+    def _environment_calls(self, seed: int) -> AbstractContextManager[None]:
+        return environment_calls(
+            f"The environment {self._spec.name}",
+            "in an evaluation",
+            "mend the environment; greedy actions lead where exploration had not been",
+            lambda: {"episode": self._current, "seed": seed},
+        )
 
     def _play(self, episodes: int, seed: int) -> Episodes:
         while len(self._envs) < min(episodes, self._max_envs):

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from asyncrl.acting.frames import FrameStacks
 from asyncrl.actors.episodes import EPISODE_STEPS
-from asyncrl.errors import AsyncRLError, EnvironmentRaised, error_text
+from asyncrl.errors import environment_calls
 from asyncrl.policies.portable_policy import PortablePolicy
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,12 +48,14 @@ def play(
             yield _agents_episode(policy, env, None if episode else seed, on_frame)
         return
     for episode in range(episodes):
-        obs, _ = _called(policy, "reset", partial(env.reset, seed=None if episode else seed))
+        with _calls(policy, "reset"):
+            obs, _ = env.reset(seed=None if episode else seed)
         on_frame()
         total, length, over, state = 0.0, 0, False, None
         while not over and length < EPISODE_STEPS:
             action, state = policy.predict(obs, state if policy.recurrent else None)
-            obs, reward, terminated, truncated, _ = _called(policy, "step", partial(env.step, action))
+            with _calls(policy, "step"):
+                obs, reward, terminated, truncated, _ = env.step(action)
             on_frame()
             total, length, over = total + float(reward), length + 1, terminated or truncated
         yield PlayedEpisode(total, length, not over)
@@ -67,7 +66,8 @@ def _agents_episode(
 ) -> PlayedEpisode:
     """Play one greedy episode of several agents; see `play`."""
     spec = policy.spec
-    obs, _ = _called(policy, "reset", partial(env.reset, seed=seed))
+    with _calls(policy, "reset"):
+        obs, _ = env.reset(seed=seed)
     on_frame()
     stacks = FrameStacks(
         spec.num_agents, policy.policy.frame_stack, spec.observation_shape, spec.observation_dtype
@@ -76,7 +76,8 @@ def _agents_episode(
     returns, length, state = np.zeros(spec.num_agents), 0, None
     while env.live.any() and length < EPISODE_STEPS:
         actions, state = policy.predict(stacks.array, state if policy.recurrent else None)
-        obs, rewards, *_ = _called(policy, "step", partial(env.step, actions))
+        with _calls(policy, "step"):
+            obs, rewards, *_ = env.step(actions)
         on_frame()
         stacks.push(slice(None), obs)
         returns, length = returns + rewards, length + 1
@@ -87,18 +88,10 @@ def _agents_episode(
 
 def show(policy: PortablePolicy, env: Any, put: Callable[[Any], None]) -> None:
     """Call `put(env.render())`. Raises `EnvironmentRaised` if either call raises."""
-    _called(policy, "render", lambda: put(env.render()))
+    with _calls(policy, "render"):
+        put(env.render())
 
 
-def _called(policy: PortablePolicy, name: str, call: Callable[[], T]) -> T:
-    try:
-        return call()
-    except AsyncRLError:
-        raise
-    except Exception as error:
-        raise EnvironmentRaised(
-            f"{policy.source.name} raised {type(error).__name__} in {name}: {error_text(error)}",
-            facts={"environment": policy.source.name},
-            fix="mend the environment; training does not render it",
-            remote_traceback=traceback.format_exc(),
-        ) from error
+def _calls(policy: PortablePolicy, call: str) -> AbstractContextManager[None]:
+    name, fix = policy.source.name, "mend the environment; training does not render it"
+    return environment_calls(name, f"in {call}", fix, lambda: {"environment": name})
