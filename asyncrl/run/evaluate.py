@@ -218,19 +218,18 @@ class EvaluationSchedule:
         return max(EVALUATION_SECONDS, EVALUATION_SHARE * self._clock.train_seconds)
 
     async def evaluate_finally(
-        self, episodes: int, stop_requested: asyncio.Event, on_progress: Callable[[tuple[int, int]], None]
+        self, stop_requested: asyncio.Event, on_progress: Callable[[tuple[int, int]], None]
     ) -> tuple[EvaluationResult | None, str | None]:
-        """Make the final evaluation, of the current weights.
+        """Make the final evaluation, `target_eval_episodes` with the current weights.
 
         Args:
-            episodes: number of episodes.
             stop_requested: ends the evaluation when it is set.
             on_progress: called with the numbers of finished and of all episodes, every `PROGRESS_SECONDS`.
 
         Returns:
             The result or None, and the reason for None.
         """
-        seconds, before = self._limit(), self.last
+        seconds, before, episodes = self._limit(), self.last, self._config.target_eval_episodes
         self._evaluator.max_seconds = seconds
         playing = asyncio.create_task(self.evaluate_now(episodes), name="final-evaluation")
         stopping = asyncio.create_task(stop_requested.wait(), name="stop-requested")

@@ -29,7 +29,7 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from asyncrl.actors.pool import ActorPool
 from asyncrl.actors.statistics import over_actors
 from asyncrl.actors.supervised import states_of
 from asyncrl.config import TrainerConfig
-from asyncrl.errors import AsyncRLError, FilesNotWritten, ResourceError, TrainingDiverged, error_text
+from asyncrl.errors import FilesNotWritten, ResourceError, TrainingDiverged
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.weight_snapshots import WeightSnapshot
@@ -57,8 +57,8 @@ from asyncrl.shm.ring_rows import (
     position_of,
     put_rows,
 )
-from asyncrl.show.metrics import EvaluationResult
-from asyncrl.storage.checkpoint import CheckpointMeta, does_not_fit
+from asyncrl.show.evaluation_result import BY_NAME, EvaluationResult
+from asyncrl.storage.checkpoint import CheckpointMeta, refused_if_damaged
 from asyncrl.storage.disk_space import reason_of, warn_of_little_space
 from asyncrl.storage.replay_file import SUFFIX, split_rings, write_rows
 from asyncrl.storage.resume import Resumption
@@ -320,7 +320,7 @@ class CheckpointSaver:
             "episodes": self._reporter.episodes.state(),
             "groups": self._others(),
             "env_kwargs": self._env_kwargs(),
-            "evaluations": _columns(EvaluationResult, schedule.evaluations),
+            "evaluations": _columns(schedule.evaluations),
             "rounds": schedule.rounds,
             "pending": [vars(copy) for copy in schedule.pending()],
             "next_copy": self._learner.snapshots.next_steps,
@@ -391,39 +391,27 @@ class CheckpointSaver:
         return found
 
 
-_BY_NAME = ("agent_returns", "policy_returns", "level_returns")
-"""Fields that are returns by the name of an agent, a policy or a level: a column for each, `agent_returns/first_0`."""
+def _columns(evaluations: tuple[EvaluationResult, ...]) -> dict[str, NDArray[Any]]:
+    """Convert evaluations to one array per field, so that thousands of them are few values of a checkpoint.
 
-
-def _columns(record: type, records: tuple[Any, ...]) -> dict[str, NDArray[Any]]:
-    """Convert records of numbers to one array per field, so that thousands of them are few values of a checkpoint."""
-    names = [field.name for field in dataclasses.fields(record) if field.name not in _BY_NAME]
-    columns = {name: np.array([_number(getattr(r, name)) for r in records]) for name in names}
-    for field in _BY_NAME:
-        for name in getattr(records[0], field) if records else ():
-            columns[f"{field}/{name}"] = np.array([getattr(r, field).get(name, math.nan) for r in records])
+    Returns by name are a column for each, `agent_returns/first_0`. NaN stands for None.
+    """
+    columns = {}
+    for field in dataclasses.fields(EvaluationResult):
+        if field.name not in BY_NAME:
+            values = [getattr(each, field.name) for each in evaluations]
+            columns[field.name] = np.array([math.nan if value is None else value for value in values])
+    for by in BY_NAME:
+        for name in getattr(evaluations[0], by) if evaluations else ():
+            columns[f"{by}/{name}"] = np.array(
+                [getattr(each, by).get(name, math.nan) for each in evaluations]
+            )
     return columns
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def shares(total: int, parts: int) -> list[int]:
     """Split `total` into equal integer parts; the first also gets the remainder."""
     return [total // parts + (total % parts if part == 0 else 0) for part in range(parts)]
-
-
-@contextlib.contextmanager
-def refused_if_damaged(path: Path) -> Iterator[None]:
-    """Turn an error about a missing or wrong part of the checkpoint into `CheckpointError` (ASYNC019)."""
-    try:
-        yield
-    except AsyncRLError:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        lacks = f"it lacks {error}" if isinstance(error, KeyError) else error_text(error)
-        raise does_not_fit(path, lacks or type(error).__name__) from error
 
 
 def restore_rings(pool: ActorPool, resumed: Resumption, segment_length: int) -> None:
@@ -505,7 +493,7 @@ def _records(columns: Mapping[str, Any]) -> tuple[EvaluationResult, ...]:
                 for name in names
                 if name.startswith(f"{field}/")
             }
-            for field in _BY_NAME
+            for field in BY_NAME
         }
         if math.isnan(values.get("success_rate", math.nan)):
             values["success_rate"] = None
