@@ -81,7 +81,7 @@ class EvaluationSchedule:
     Args:
         config: the run's options: numbers of episodes, and the target.
         evaluator: plays the episodes.
-        trainee: the learner, which copies its weights and is held during a confirmation.
+        learner: copies its weights, and is held during a confirmation.
         clock: the training clock; paused during a confirmation and from the end of training on.
         on_best: awaited with the result and weights of an evaluation better than all before it.
         on_evaluation: called with every recorded result, its weights and the key of its episodes, in order; of a hint
@@ -102,7 +102,7 @@ class EvaluationSchedule:
         self,
         config: TrainerConfig,
         evaluator: RemoteEvaluator,
-        trainee: Learner,
+        learner: Learner,
         clock: TrainClock,
         on_best: Callable[[EvaluationResult, NDArray[np.float32]], Awaitable[None]],
         on_evaluation: Callable[[EvaluationResult, NDArray[np.float32], tuple[int, ...]], None],
@@ -111,7 +111,7 @@ class EvaluationSchedule:
     ) -> None:
         self._config = config
         self._evaluator = evaluator
-        self._trainee = trainee
+        self._learner = learner
         self._clock = clock
         self._on_best = on_best
         self._on_evaluation, self._on_evaluated = on_evaluation, on_evaluated
@@ -139,7 +139,7 @@ class EvaluationSchedule:
 
     def copy_arrived(self) -> None:
         """Note the time of a copy that the learner has added to its queue."""
-        self._arrived.append(self._timed(self._trainee.snapshots.waiting()[len(self._arrived)]))
+        self._arrived.append(self._timed(self._learner.snapshots.waiting()[len(self._arrived)]))
         self._changed.set()
 
     def _timed(self, copy: WeightSnapshot) -> TimedCopy:
@@ -152,8 +152,8 @@ class EvaluationSchedule:
                 return None
             self._changed.clear()
             await self._changed.wait()
-        self._trainee.snapshots.take()
-        self._trainee.data_arrived()  # it may wait for room in the queue
+        self._learner.snapshots.take()
+        self._learner.data_arrived()  # it may wait for room in the queue
         return self._arrived.popleft()
 
     async def run(self) -> NDArray[np.float32] | None:
@@ -177,14 +177,14 @@ class EvaluationSchedule:
             self.rounds += 1
             self._current = None
             await self._on_evaluated()
-            self._trainee.snapshots.evaluated()
-            if self._trainee.snapshots.in_turn:
-                self._trainee.data_arrived()  # it may wait for this before the next copy
+            self._learner.snapshots.evaluated()
+            if self._learner.snapshots.in_turn:
+                self._learner.data_arrived()  # it may wait for this before the next copy
         return None
 
     def pending(self) -> tuple[WeightSnapshot, ...]:
         """Copies without a result: the one that is being evaluated, and those that wait."""
-        waiting = self._trainee.snapshots.waiting()
+        waiting = self._learner.snapshots.waiting()
         return waiting if self._current is None else (self._current, *waiting)
 
     def go_on_from(
@@ -268,8 +268,8 @@ class EvaluationSchedule:
 
     async def evaluate_now(self, episodes: int) -> EvaluationResult:
         """Evaluate the current weights and record the result like any other."""
-        weights, version = await self._trainee.current_weights()
-        copy = WeightSnapshot(weights, version, self._trainee.updates, self._trainee.inserted_steps)
+        weights, version = await self._learner.current_weights()
+        copy = WeightSnapshot(weights, version, self._learner.updates, self._learner.inserted_steps)
         result = await self._play(self._timed(copy), episodes, (FINAL,))
         await self._record(result, weights, (FINAL,))
         return result
@@ -349,7 +349,7 @@ class EvaluationSchedule:
         """Play fresh episodes with the same weights; training is held until `_let_train`."""
         self.holds_training = True
         if not self._training_ended:
-            await self._trainee.hold()
+            await self._learner.hold()
             self._clock.pause()
         return await self._play_within_limit(
             timed, self._config.target_eval_episodes, (CONFIRMATION, self.rounds)
@@ -359,7 +359,7 @@ class EvaluationSchedule:
         if not self._training_ended and self.holds_training:
             self.holds_training = False
             self._clock.resume()
-            self._trainee.resume()
+            self._learner.resume()
 
     async def _record(
         self, result: EvaluationResult, weights: NDArray[np.float32], key: tuple[int, ...]
@@ -369,6 +369,6 @@ class EvaluationSchedule:
             self.evaluations = self.evaluations[::-2][::-1]  # the last one stays
         if self.best is None or result.return_mean > self.best.return_mean:
             self.best, self.best_weights = result, weights
-            self.best_critics = await self._trainee.critics()
+            self.best_critics = await self._learner.critics()
             await self._on_best(result, weights)
         self._on_evaluation(result, weights, key)
