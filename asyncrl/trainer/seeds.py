@@ -125,11 +125,9 @@ def train_seeds(
     chosen = seeds_from(trainer.config.seed, seeds)
     run_dir = trainer.config.run_dir
     folders = {seed: None if run_dir is None else Path(run_dir) / f"s{seed}" for seed in chosen}
-    ends: dict[int, Ended] = {}
     with RunPool() as pool:
-        for event in train_all(pool, jobs(trainer, folders), at_once or runs_at_once(trainer.config)):
-            if isinstance(event, Ended):
-                ends[event.key] = event
+        events = train_all(pool, jobs(trainer, folders), at_once or runs_at_once(trainer.config))
+        ends = {event.key: event for event in events if isinstance(event, Ended)}
     return collected(chosen, ends)
 
 
