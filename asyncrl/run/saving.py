@@ -368,8 +368,11 @@ class CheckpointSaver:
             waiting = [WeightSnapshot(**copy) for copy in run["pending"]]
             self._learner.snapshots.go_on_from(waiting, run["next_copy"])
             self._reporter.episodes.restore(run["episodes"])
-            counted = float(run["actor_wait_seconds"]), int(run["actor_restarts"])
-            self._reporter.go_on_from(learned | over_actors(self._pool.statistics()), *counted)
+            self._reporter.go_on_from(
+                learned | over_actors(self._pool.statistics()),
+                waited=float(run["actor_wait_seconds"]),
+                restarts=int(run["actor_restarts"]),
+            )
 
     def _row_arrays(self, rings: Mapping[str, Any], states: list[bytes] | None) -> list[StoredArray]:
         """Arrays of the rows file; they are views of shared memory."""

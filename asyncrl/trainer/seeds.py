@@ -149,7 +149,8 @@ def train_all(pool: RunPool, jobs: Mapping[int, Job], at_once: int) -> Iterator[
     waiting = list(jobs.items())
     while True:
         while waiting and pool.running < at_once and pool.stop_reason is None:
-            pool.begin(*waiting.pop(0))
+            key, job = waiting.pop(0)
+            pool.begin(key, job)
         if not pool.running:
             return
         event = pool.wait()
