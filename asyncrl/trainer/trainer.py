@@ -220,6 +220,7 @@ class Trainer(ShownByCard):
         self._awaited = True  # whether a caller waits for the result; otherwise an error is printed
         self._snapshot: Snapshot | None = None
         self._listeners: list[Callable[[Snapshot], None]] = []
+        self._callbacks: tuple[Any, ...] = ()
 
     # --- running -----------------------------------------------------------------------------------------------------
 
@@ -373,16 +374,14 @@ class Trainer(ShownByCard):
             if self._thread is not None:
                 raise RuntimeError("this trainer has run already; make a new Trainer")
             running.refuse_at_exit()
-            self.config = config
+            self.config, self._callbacks = config, called
             if self._server is None:
                 self._server = ForkServer()
                 self._server.start()
             if on_snapshot is not None:
                 self._listeners.append(on_snapshot)
             running.add(self, running_cell())
-            self._thread = threading.Thread(
-                target=self._run_in_thread, args=(called,), name="asyncrl-run", daemon=True
-            )
+            self._thread = threading.Thread(target=self._run_in_thread, name="asyncrl-run", daemon=True)
             self._thread.start()
 
     async def wait(self) -> TrainResult:
@@ -544,13 +543,13 @@ class Trainer(ShownByCard):
 
     # --- on the run's thread -----------------------------------------------------------------------------------------
 
-    def _run_in_thread(self, callbacks: tuple[Any, ...]) -> None:
+    def _run_in_thread(self) -> None:
         result: TrainResult | None = None
         error: BaseException | None = None
         try:
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 runner.get_loop().set_default_executor(_Workers(thread_name_prefix="asyncio"))
-                result = runner.run(self._train(callbacks))
+                result = runner.run(self._train())
         except BaseException as raised:
             error = raised
         running.remove(self)
@@ -563,10 +562,10 @@ class Trainer(ShownByCard):
                 self._print_failure(error)
         self._served.set()
 
-    async def _train(self, callbacks: tuple[Any, ...]) -> TrainResult:
+    async def _train(self) -> TrainResult:
         assert self._server is not None
         try:
-            run = await self._make_run(self._server, callbacks)
+            run = await self._make_run(self._server)
         except BaseException:
             self._server.close()
             raise
@@ -584,7 +583,7 @@ class Trainer(ShownByCard):
             raise run.callbacks.error
         return result
 
-    async def _make_run(self, server: ForkServer, callbacks: tuple[Any, ...]) -> Run | Ranks:
+    async def _make_run(self, server: ForkServer) -> Run | Ranks:
         """Make the run: of this process, as one of several groups under torchrun, or of the processes of its groups.
 
         Raises:
@@ -603,7 +602,7 @@ class Trainer(ShownByCard):
         place, group = own_place(config), None
         if place is None and config.groups > 1 and "RANK" not in os.environ:
             server.close()  # the ranks start their own
-            return Ranks(config, algorithm, self._source, self._receive, resumed, self, callbacks)
+            return Ranks(config, algorithm, self._source, self._receive, resumed, self, self._callbacks)
         if place is not None and config.policies:
             raise ConfigurationError(
                 "policies must be none in one of several groups",
@@ -622,7 +621,7 @@ class Trainer(ShownByCard):
                 resumed=resumed,
                 started=self._started_at,
                 trainer=self,
-                callbacks=callbacks,
+                callbacks=self._callbacks,
             )
         except BaseException as error:
             if group is not None:
