@@ -1,4 +1,4 @@
-"""Greedy episodes of one policy in one rendered environment, in this process."""
+"""Episodes of one policy in one rendered environment, in this process."""
 
 from __future__ import annotations
 
@@ -29,9 +29,15 @@ class PlayedEpisode:
 
 
 def play(
-    policy: PortablePolicy, env: Any, episodes: int, seed: int, on_frame: Callable[[], None] = lambda: None
+    policy: PortablePolicy,
+    env: Any,
+    episodes: int,
+    seed: int,
+    on_frame: Callable[[], None] = lambda: None,
+    *,
+    deterministic: bool = True,
 ) -> Iterator[PlayedEpisode]:
-    """Play greedy episodes one after the other and yield each at its end.
+    """Play episodes one after the other and yield each at its end.
 
     Args:
         policy: acts.
@@ -39,21 +45,28 @@ def play(
         episodes: number of episodes.
         seed: seed of the first reset; later resets have none.
         on_frame: called after every reset and step.
+        deterministic: take greedy actions; if False, draw them from `seed`.
 
     Raises:
         EnvironmentRaised: the environment raised an exception (ASYNC002).
     """
+    if not deterministic:
+        rng = np.random.default_rng(seed)
+        for part in (policy, *policy.by_policy.values()):
+            part.rng = rng
     if policy.spec.agents:
         for episode in range(episodes):
-            yield _agents_episode(policy, env, None if episode else seed, on_frame)
+            yield _agents_episode(policy, env, None if episode else seed, on_frame, deterministic)
         return
     for episode in range(episodes):
         with _calls(policy, "reset"):
             obs, _ = env.reset(seed=None if episode else seed)
         on_frame()
-        total, length, over, state = 0.0, 0, False, None
+        total, length, over = 0.0, 0, False
+        state: Any = None
         while not over and length < EPISODE_STEPS:
-            action, state = policy.predict(obs, state if policy.recurrent else None)
+            kept = state if policy.recurrent else None
+            action, state = policy.predict(obs, kept, deterministic=deterministic)
             with _calls(policy, "step"):
                 obs, reward, terminated, truncated, _ = env.step(action)
             on_frame()
@@ -62,9 +75,9 @@ def play(
 
 
 def _agents_episode(
-    policy: PortablePolicy, env: Any, seed: int | None, on_frame: Callable[[], None]
+    policy: PortablePolicy, env: Any, seed: int | None, on_frame: Callable[[], None], deterministic: bool
 ) -> PlayedEpisode:
-    """Play one greedy episode of several agents; see `play`."""
+    """Play one episode of several agents; see `play`."""
     spec = policy.spec
     with _calls(policy, "reset"):
         obs, _ = env.reset(seed=seed)
@@ -73,9 +86,11 @@ def _agents_episode(
         spec.num_agents, policy.policy.frame_stack, spec.observation_shape, spec.observation_dtype
     )
     stacks.begin(slice(None), obs)
-    returns, length, state = np.zeros(spec.num_agents), 0, None
+    returns, length = np.zeros(spec.num_agents), 0
+    state: Any = None
     while env.live.any() and length < EPISODE_STEPS:
-        actions, state = policy.predict(stacks.array, state if policy.recurrent else None)
+        kept = state if policy.recurrent else None
+        actions, state = policy.predict(stacks.array, kept, deterministic=deterministic)
         with _calls(policy, "step"):
             obs, rewards, *_ = env.step(actions)
         on_frame()

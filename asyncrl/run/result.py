@@ -25,12 +25,12 @@ class TrainResult:
     Attributes:
         policy: policy with the run's final weights, or with those that reached `target_return`; it has `save(path)`.
         best: policy of the best evaluation with that evaluation, or None without an evaluation.
-        evaluation: greedy evaluation of `policy`, or None if there was none (the run was stopped).
+        evaluation: evaluation of `policy`, or None if there was none (the run was stopped).
         stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"target_training_return"`, `"stopped"`,
             `"interrupted"`, or `"failed"` (in `Trainer.result` of a run that raised).
         summary: the content of `summary.json`.
         run_dir: directory of the run's files, or None.
-        evaluations: the greedy evaluations, in the order of training; of more than 10,000 every second one.
+        evaluations: the evaluations, in the order of training; of more than 10,000 every second one.
         returns: steps, and mean return of the last 100 training episodes, over the run; thinned to a few hundred.
         unsaved: reason why the last checkpoint could not be written, "" if it was or the run has no directory.
     """

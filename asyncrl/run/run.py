@@ -468,6 +468,7 @@ class Run:
             seed=seed,
             limits=self._limits(),
             max_episode_steps=self.config.eval_max_episode_steps,
+            deterministic=self.config.eval_deterministic,
         )
         stack.push_async_callback(self.evaluator.close)
         self.films = None
@@ -847,7 +848,8 @@ class Run:
         """Write and return the content of `summary.json`."""
         summary = summarize(snapshot, evaluation, self.reporter.actor_wait_seconds)
         cut = self.evaluator.cut_episodes if evaluation is not None else 0
-        summary["eval"] |= {"cut_episodes": cut, "error": failure}
+        greedy = self.config.eval_deterministic
+        summary["eval"] |= {"deterministic": greedy, "cut_episodes": cut, "error": failure}
         try:
             self.directory.write_json("summary.json", summary)
         except DirectoryLost:

@@ -26,7 +26,7 @@ def summarize(last: Snapshot, final: EvaluationResult | None, actor_wait_seconds
     """Make the content of `summary.json`; rates and fractions are over all of `train_seconds`.
 
     Times to a target are on the training clock, which is paused while an evaluation holds training.
-    `time_to_target_seconds` belongs to a confirmed greedy evaluation, `time_to_training_target_seconds` to the mean of
+    `time_to_target_seconds` belongs to a confirmed evaluation, `time_to_training_target_seconds` to the mean of
     the last 100 training episodes. Time, steps and updates to the greedy target are those at which the weights that
     passed were copied, not those at which their evaluation ended.
 

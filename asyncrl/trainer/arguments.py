@@ -46,6 +46,7 @@ class RunOptions(TypedDict, total=False):
     eval_env: Any
     eval_env_kwargs: Mapping[str, Any]
     eval_levels: Mapping[str, Mapping[str, Any]]
+    eval_deterministic: bool
     eval_film: bool
     eval_max_episode_steps: int | None
     groups: int

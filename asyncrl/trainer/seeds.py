@@ -47,7 +47,7 @@ class SeedResults:
 
     @property
     def finals(self) -> Array:
-        """Mean return of each run's final greedy evaluation, `[runs]`, of those that have one."""
+        """Mean return of each run's final evaluation, `[runs]`, of those that have one."""
         ends = (result.evaluation for result in self.results.values())
         return np.array([evaluation.return_mean for evaluation in ends if evaluation is not None])
 

@@ -242,7 +242,7 @@ class Trainer(ShownByCard):
         Args:
             total_steps: environment steps over all actors.
             max_seconds: seconds of training.
-            target_return: mean return of a confirmed greedy evaluation.
+            target_return: mean return of a confirmed evaluation.
             on_snapshot: called with every snapshot, on the run's thread; an exception in it does not end the run.
             callbacks: objects with methods of `Callback`, called on the run's thread; one that raises ends the run.
             progress: `"auto"` shows the screen of `asyncrl train` if standard output is a terminal, otherwise a line on
