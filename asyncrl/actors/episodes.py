@@ -205,7 +205,12 @@ class EpisodePlayer:
         return slice(episode * count, (episode + 1) * count) if self._spec.agents else episode
 
     def _no_memory(self, rows: int) -> NDArray[np.float32]:
-        """Return the recurrent states of `rows` streams at the start of episodes; without columns if not recurrent."""
+        """Return the recurrent states of `rows` streams at the start of episodes; without columns if not recurrent.
+
+        Drawn actions are those of so many streams.
+        """
+        if self._rng is not None:
+            self._policy.assign_streams(0, rows, rows)
         if self._memory is None:
             return np.zeros((rows, 0), np.float32)
         self._memory.forget(rows)
@@ -233,8 +238,6 @@ class EpisodePlayer:
             streams.reset([seed], obs)
         stacks = self._stacks(n)
         stacks.begin(slice(None), obs)
-        if self._rng is not None:
-            self._policy.assign_streams(0, n, n)
         self._no_memory(n)
         while min(next_episode) < episodes:
             actions = self._act(stacks.array)

@@ -87,7 +87,7 @@ def _best(trainer: Trainer) -> EvaluationResult | None:
 def describe_result(result: TrainResult, best: EvaluationResult | None) -> str:
     """Closing lines of a run: stop reason, returns, cost, files, and suggested commands."""
     summary = result.summary
-    greedy = summary["eval"].get("deterministic", True)
+    greedy = summary["eval"]["deterministic"]
     lines = [
         f"stopped by    {result.stop_reason}",
         f"best return   {_return(best, greedy)}"
