@@ -97,13 +97,13 @@ class TrainerConfig:
     """Stop after this many seconds of training; evaluation pauses do not count."""
 
     target_return: float | None = None
-    """Stop when the mean return of a greedy evaluation over `target_eval_episodes` episodes reaches this."""
+    """Stop when the mean return of an evaluation over `target_eval_episodes` episodes reaches this."""
 
     target_training_return: float | None = None
     """Stop when the mean return of the last 100 training episodes over all actors reaches this."""
 
     eval_interval_steps: Count | None = 25_000
-    """Environment steps between greedy evaluations; none evaluates at the end only."""
+    """Environment steps between evaluations; none evaluates at the end only."""
 
     eval_episodes: Count = 10
     """Episodes per regular evaluation."""
@@ -112,7 +112,7 @@ class TrainerConfig:
     """Episodes of the evaluation that confirms `target_return`; training pauses during it."""
 
     eval_env: str | None = None
-    """Environment of greedy evaluations, an id or the name of a factory; none takes that of training."""
+    """Environment of evaluations, an id or the name of a factory; none takes that of training."""
 
     eval_env_file: str | None = None
     """File with the pickled factory or spec of `eval_env`, as `env_file`."""
@@ -122,6 +122,9 @@ class TrainerConfig:
 
     eval_levels: Mapping[str, Any] = field(default_factory=dict)
     """Levels of evaluations, name:{key:value} with keyword arguments of each; the evaluation is the mean over them."""
+
+    eval_deterministic: bool = True
+    """Greedy actions in evaluations; without, actions are drawn as at the end of training."""
 
     eval_film: bool = False
     """Film the first episode of the newest evaluation, in a process of its own; needs imageio-ffmpeg."""

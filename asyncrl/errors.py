@@ -50,7 +50,8 @@ A wrong argument is a plain `ValueError` or `TypeError`: `num_slots must be a po
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import ClassVar
 
@@ -362,6 +363,24 @@ class OptionNotKept(AsyncRLWarning):
 
 class TextLeftOut(AsyncRLWarning):
     """ASYNC047: a part of the observation is text, which no policy reads; training continues without it."""
+
+
+@contextlib.contextmanager
+def environment_calls(
+    who: str, where: str, fix: str, facts: Callable[[], Mapping[str, object]]
+) -> Iterator[None]:
+    """Turn an exception of an environment into `EnvironmentRaised`: `who` raised it `where`. Errors of ours pass."""
+    try:
+        yield
+    except AsyncRLError:
+        raise
+    except Exception as error:
+        raise EnvironmentRaised(
+            f"{who} raised {type(error).__name__}{where and f' {where}'}: {error_text(error)}",
+            facts=facts(),
+            fix=fix,
+            remote_traceback=traceback.format_exc(),
+        ) from error
 
 
 @contextlib.contextmanager

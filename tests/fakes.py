@@ -334,3 +334,11 @@ class FixedLength(SimpleEnv):
     def step(self, action: Any) -> Any:
         obs, reward, _, _, info = super().step(action)
         return obs, reward, False, self.steps == self.length, info
+
+
+class PaysAction(FixedLength):
+    """Environment whose reward is the action."""
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, float(action), *rest

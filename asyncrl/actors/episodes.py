@@ -1,4 +1,4 @@
-"""Greedy episodes of one policy in lockstep: one forward pass per step for all running episodes.
+"""Episodes of one policy in lockstep: one forward pass per step for all running episodes.
 
 The number of episodes is exact, and they are assigned to the environments in advance. (The first n episodes that end in
 a running vector would be biased towards short ones, which are the bad ones in some tasks and the good ones in others.)
@@ -9,11 +9,10 @@ time limit only episodes that had begun are returned.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from asyncrl.acting.recurrent import memory_of
 from asyncrl.actors.streams import VectorStreams, action_form
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import AsyncRLError, EnvironmentRaised, error_text
+from asyncrl.errors import environment_calls
 from asyncrl.interfaces import RESET, EnvSpec
 from asyncrl.protocols import Policy
 
@@ -40,11 +39,11 @@ Episodes = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 
 class EpisodePlayer:
-    """Player of greedy episodes that keeps its environments between evaluations.
+    """Player of episodes that keeps its environments between evaluations.
 
     Args:
         source: the environment, or a vector of them.
-        policy: the policy whose greedy actions are taken.
+        policy: the policy that acts.
         max_envs: largest number of environments to build; more episodes than that take turns.
         alive: callback with the number of finished episodes, after each build, reset and step of an environment.
         env: the first environment; None builds it.
@@ -69,6 +68,7 @@ class EpisodePlayer:
         built: Any = source.build() if env is None else env
         self._vector = built if hasattr(built, "num_envs") else None
         self._envs: list[Any] = [] if self._vector is not None else [built]
+        self._rng: np.random.Generator | None = None  # draws actions; None for greedy ones
         self._current = self._finished = 0
         self._max_steps: float = math.inf
         self._deadline: float = math.inf
@@ -82,7 +82,13 @@ class EpisodePlayer:
             env_checks.close_env(env)
 
     def play(
-        self, episodes: int, seed: int, max_steps: int | None = None, max_seconds: float | None = None
+        self,
+        episodes: int,
+        seed: int,
+        max_steps: int | None = None,
+        max_seconds: float | None = None,
+        *,
+        deterministic: bool = True,
     ) -> Episodes:
         """Play exactly `episodes` episodes with the policy's current weights.
 
@@ -92,6 +98,7 @@ class EpisodePlayer:
             max_steps: step limit of an episode, None for no limit. An environment of a vector, which cannot be reset
                 alone, continues without a reset as its next episode.
             max_seconds: time limit after which all episodes are cut, and those that had begun are returned.
+            deterministic: take greedy actions; if False, draw them from `seed` as at the end of training.
 
         Returns:
             Undiscounted returns, float64 `[episodes]` or of several agents `[episodes, N]`, and lengths in steps, int64
@@ -104,23 +111,16 @@ class EpisodePlayer:
         self._deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
         self.cut_episodes = self._finished = 0
         self.successes = np.zeros(episodes, np.int8)
+        self._rng = None if deterministic else np.random.default_rng(seed)
         return self._play_vector(episodes, seed) if self._vector is not None else self._play(episodes, seed)
 
-    @contextlib.contextmanager
-    def _environment_calls(self, seed: int) -> Iterator[None]:
-        """Turn an exception of an environment into `EnvironmentRaised`."""
-        try:
-            yield
-        except AsyncRLError:
-            raise
-        except Exception as error:
-            raise EnvironmentRaised(
-                f"The environment {self._spec.name} raised {type(error).__name__} in an evaluation: "
-                f"{error_text(error)}",
-                facts={"episode": self._current, "seed": seed},
-                fix="mend the environment; greedy actions lead where exploration had not been",
-                remote_traceback=traceback.format_exc(),
-            ) from error
+    def _environment_calls(self, seed: int) -> AbstractContextManager[None]:
+        return environment_calls(
+            f"The environment {self._spec.name}",
+            "in an evaluation",
+            "mend the environment; greedy actions lead where exploration had not been",
+            lambda: {"episode": self._current, "seed": seed},
+        )
 
     def _play(self, episodes: int, seed: int) -> Episodes:
         while len(self._envs) < min(episodes, self._max_envs):
@@ -137,7 +137,7 @@ class EpisodePlayer:
             for episode in live:
                 obs.begin(self._rows_of(episode), self._reset(episode, seeds))
         while live:
-            actions = form.rows(self._greedy(obs, live))
+            actions = form.rows(self._actions_of(obs, live))
             if self._spec.agents:
                 count = self._spec.num_agents
                 actions = [actions[first : first + count] for first in range(0, len(actions), count)]
@@ -180,16 +180,24 @@ class EpisodePlayer:
                 still.append(following)
         return still
 
-    def _greedy(self, obs: FrameStacks, live: list[int]) -> NDArray[Any]:
-        """Return the greedy actions of the episodes in `live`, and advance their recurrent states."""
+    def _actions_of(self, obs: FrameStacks, live: list[int]) -> NDArray[Any]:
+        """Return the actions of the episodes in `live`, and advance their recurrent states."""
         count = self._spec.num_agents
         rows = [episode * count + agent for episode in live for agent in range(count)]
+        if self._rng is not None:
+            self._policy.assign_streams(0, len(rows), len(rows))
         if self._memory is None:
-            return self._policy.greedy(obs.array[rows])
+            return self._act(obs.array[rows])
         self._memory.state = self._states[rows]
-        actions = self._policy.greedy(obs.array[rows])
+        actions = self._act(obs.array[rows])
         self._states[rows] = self._memory.state
         return actions
+
+    def _act(self, obs: NDArray[Any]) -> NDArray[Any]:
+        """Return greedy actions, or draws at the final exploration rate."""
+        if self._rng is None:
+            return self._policy.greedy(obs)
+        return self._policy.act(obs, self._rng, np.iinfo(np.int64).max)[0]
 
     def _rows_of(self, episode: int) -> int | slice:
         """Row of an episode's observation, or the rows of its agents."""
@@ -197,7 +205,12 @@ class EpisodePlayer:
         return slice(episode * count, (episode + 1) * count) if self._spec.agents else episode
 
     def _no_memory(self, rows: int) -> NDArray[np.float32]:
-        """Return the recurrent states of `rows` streams at the start of episodes; without columns if not recurrent."""
+        """Return the recurrent states of `rows` streams at the start of episodes; without columns if not recurrent.
+
+        Drawn actions are those of so many streams.
+        """
+        if self._rng is not None:
+            self._policy.assign_streams(0, rows, rows)
         if self._memory is None:
             return np.zeros((rows, 0), np.float32)
         self._memory.forget(rows)
@@ -227,7 +240,7 @@ class EpisodePlayer:
         stacks.begin(slice(None), obs)
         self._no_memory(n)
         while min(next_episode) < episodes:
-            actions = self._policy.greedy(stacks.array)
+            actions = self._act(stacks.array)
             with self._environment_calls(seed):
                 events = streams.step(actions, obs, rewards)
             stacks.push(slice(None), obs)

@@ -1,4 +1,4 @@
-"""Greedy evaluation in a separate process, so neither the event loop nor the learner waits for an environment."""
+"""Evaluation in a separate process, so neither the event loop nor the learner waits for an environment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class RemoteEvaluator:
-    """Evaluator process that plays greedy episodes on request; event-loop thread only.
+    """Evaluator process that plays episodes on request; event-loop thread only.
 
     The process is forked at the first request (or by `start`) and kept. If it is killed, another one is forked and
     plays the same episodes again, a few times a minute at most.
@@ -43,6 +43,7 @@ class RemoteEvaluator:
         limits: time limits of building its first environment, and of a step, reset or construction in an evaluation,
             and the limit of restarts after it was killed.
         max_episode_steps: step limit of an episode; None for the environment's own limit, or else `EPISODE_STEPS`.
+        deterministic: whether actions are greedy; see `EpisodePlayer.play`.
 
     Attributes:
         max_seconds: time limit of an evaluation, after which its episodes are cut; None for no limit.
@@ -66,6 +67,7 @@ class RemoteEvaluator:
         max_envs: int = MAX_ENVS,
         limits: ProcessLimits | None = None,
         max_episode_steps: int | None = None,
+        deterministic: bool = True,
     ) -> None:
         self._server = server
         self._limits = limits or ProcessLimits()
@@ -77,7 +79,7 @@ class RemoteEvaluator:
         self._plan = pickle.dumps(EvaluatorPlan(sources, policy_bytes, max_envs))
         self._name = spec.name
         self.agents, self.policies = tuple(agent.name for agent in spec.agents), spec.policies
-        self._seed = seed
+        self._seed, self._deterministic = seed, deterministic
         self._max_steps = max_episode_steps or spec.max_episode_steps or EPISODE_STEPS
         self.max_seconds: float | None = None
         self.cut_episodes = self.finished_episodes = 0
@@ -120,6 +122,7 @@ class RemoteEvaluator:
                 "episodes": episodes,
                 "seed": self._seed_of(key),
                 "max_steps": self._max_steps,
+                "deterministic": self._deterministic,
             }
             end = None if self.max_seconds is None else time.monotonic() + self.max_seconds
             return await self._with_restarts(lambda: self._play_levels(weights, request, end))
@@ -134,7 +137,8 @@ class RemoteEvaluator:
     ) -> FilmPlan:
         """Plan of a film of the first episode of the evaluation `key`, of its first level, into the file `path`."""
         steps = min(self._max_steps, max_steps)
-        return FilmPlan(self._first, self._policy, weights.tobytes(), self._seed_of(key), steps, str(path))
+        seed, greedy = self._seed_of(key), self._deterministic
+        return FilmPlan(self._first, self._policy, weights.tobytes(), seed, steps, greedy, str(path))
 
     async def start(self, weight_count: int) -> None:
         """Fork the process and wait until it is ready, so that the first evaluation does not wait."""

@@ -63,7 +63,7 @@ class ActorPlan:
 
 @dataclass(frozen=True)
 class FilmPlan:
-    """Plan of the film of one greedy episode; sent pickled.
+    """Plan of the film of one episode; sent pickled.
 
     Attributes:
         source: the environment, which is made with `render_mode="rgb_array"`.
@@ -71,6 +71,7 @@ class FilmPlan:
         weights: its weights, float32 as bytes.
         seed: seed of the evaluation whose first episode is filmed.
         max_steps: steps after which the film ends.
+        deterministic: whether actions are greedy.
         path: the video file.
     """
 
@@ -79,6 +80,7 @@ class FilmPlan:
     weights: bytes
     seed: int
     max_steps: int
+    deterministic: bool
     path: str
 
 

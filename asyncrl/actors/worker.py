@@ -275,7 +275,7 @@ def _play_film(plan: FilmPlan, channel: socket.socket, fds: dict[str, int]) -> N
     env: Any = build_rendering(plan.source, "rgb_array")
     with VideoWriter(Path(plan.path), frames_per_second(env), FILM_PIXELS) as video:
         player = EpisodePlayer(plan.source, policy, 1, lambda _: video.write(env.render()), env)
-        returns, lengths = player.play(1, plan.seed, plan.max_steps)
+        returns, lengths = player.play(1, plan.seed, plan.max_steps, deterministic=plan.deterministic)
     film = {"return_sum": float(returns.sum()), "length": int(lengths[0]), "cut": bool(player.cut_episodes)}
     send_frame(channel, {"kind": "film", **film})
     player.close()

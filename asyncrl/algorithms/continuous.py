@@ -105,11 +105,8 @@ def critics_of_actions(
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeterministicActor(OffPolicy):
-    """Options of DDPG and TD3, whose deterministic actor explores with noise.
-
-    Noise is in units of half the action range: 1 is from the middle to a bound.
-    """
+class ContinuousActor(OffPolicy):
+    """Options of all off-policy algorithms with an actor of real-valued actions."""
 
     action_kinds: ClassVar[tuple[type, ...]] = (BoxAction,)
     needs_bounds: ClassVar[bool] = True
@@ -127,10 +124,26 @@ class DeterministicActor(OffPolicy):
     """Widths of each critic's hidden layers; none takes the actor's."""
 
     policy_delay: Count = 1
-    """Updates of the critics per update of the actor and of all targets."""
+    """Updates of the critics per update of the actor."""
 
     random_steps: NotNegative | None = None
     """Environment steps over all actors with uniformly random actions; none takes `learning_starts`."""
+
+    @property
+    def first_random_steps(self) -> int:
+        """`random_steps` as a number."""
+        return self.learning_starts if self.random_steps is None else self.random_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeterministicActor(ContinuousActor):
+    """Options of DDPG and TD3, whose deterministic actor explores with noise.
+
+    Noise is in units of half the action range: 1 is from the middle to a bound.
+    """
+
+    policy_delay: Count = 1
+    """Updates of the critics per update of the actor and of all targets."""
 
     bound_targets: bool = True
     """Clip bootstrapped values to the range that the observed rewards and gamma imply."""
@@ -169,7 +182,6 @@ class DeterministicActor(OffPolicy):
         noise = GaussianNoise(scale, last)
         if self.exploration_noise == "ou":
             noise = OrnsteinUhlenbeckNoise(scale, last, self.exploration_theta)
-        random_steps = self.learning_starts if self.random_steps is None else self.random_steps
         from asyncrl.acting.box import DeterministicPolicy
 
-        return DeterministicPolicy(self.stacked_spec(spec), self.layout(spec), noise, random_steps)
+        return DeterministicPolicy(self.stacked_spec(spec), self.layout(spec), noise, self.first_random_steps)

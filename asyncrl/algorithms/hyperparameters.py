@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from asyncrl.acting.images import NetworkName, choose_network, with_shape
 from asyncrl.acting.layouts import NetworkFactory
@@ -10,17 +11,15 @@ from asyncrl.acting.schedules import Rate
 from asyncrl.algorithms.other_names import unknown_option
 from asyncrl.algorithms.preset_files import load_presets
 from asyncrl.interfaces import EnvSpec
-from asyncrl.options import check_options
+from asyncrl.options import Range, check_options
 
 if TYPE_CHECKING:
     from asyncrl.acting.critics import CriticLayout
 
 
+@dataclass(frozen=True, kw_only=True)
 class Hyperparameters:
-    """Base of the records of all algorithms, which are frozen dataclasses.
-
-    It has no options of its own. `OffPolicy` and `SegmentLearning` list those of their algorithms, among them the ones
-    below.
+    """Options common to all algorithms. `OffPolicy`, `SegmentLearning` and `Offline` extend this record.
 
     Raises:
         ValueError: an option, also one of a subclass, has the wrong type or is outside its range; the text begins with
@@ -32,12 +31,25 @@ class Hyperparameters:
     needs_agents: ClassVar[bool] = False
     """Whether the algorithm trains the agents of an environment together, and so needs several."""
 
-    learning_rate: Rate
-    learning_rate_schedule: str
-    discipline: str
-    frame_stack: int
-    network: NetworkName | tuple[int, ...] | NetworkFactory | None
-    inference: Literal["actor", "server"]
+    frame_stack: Annotated[int, Range(at_least=1, at_most=64)] = 1
+    """Number of consecutive observations that the policy sees; an episode's first one is repeated."""
+
+    network: NetworkName | tuple[int, ...] | NetworkFactory | None = field(
+        default="auto", metadata={"type": NetworkName}
+    )
+    """Network: auto (a convolutional one for images, else a perceptron), mlp, small, nature or impala."""
+    # In Python also a tuple, which sets `hidden_sizes`, or a function `network(inputs, outputs)` that makes each of the
+    # algorithm's networks, a `torch.nn.Module` over flat rows; a parameter `observation_shape` is filled in.
+
+    inference: Literal["actor", "server"] = "actor"
+    """Place of the policy network: in every actor, or once for all, on the learner's device."""
+
+    learning_rate: Rate = 1e-3
+    """Learning rate of Adam; the initial one with a schedule. In Python also a function of progress."""
+
+    if TYPE_CHECKING:  # every record has these too, with its own values
+        learning_rate_schedule: str
+        discipline: str
 
     def __new__(cls, *values: object, **options: object) -> Self:
         """Raise TypeError for an unknown option, or a value without a name.

@@ -11,13 +11,11 @@ LunarLanderContinuous.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
-from asyncrl.acting.schedules import Rate
-from asyncrl.algorithms.continuous import actor_layout, critics_of_actions
-from asyncrl.algorithms.off_policy import OffPolicy
-from asyncrl.interfaces import BoxAction, EnvSpec
-from asyncrl.options import Count, Finite, NotNegative, Positive, Range, Widths
+from asyncrl.algorithms.continuous import ContinuousActor, actor_layout, critics_of_actions
+from asyncrl.interfaces import EnvSpec
+from asyncrl.options import Count, Finite, Positive, Range
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,29 +39,8 @@ def temperature_gradient(log_prob: Tensor, target_entropy: float) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaximumEntropy(OffPolicy):
+class MaximumEntropy(ContinuousActor):
     """Options of maximum-entropy algorithms, with automatic tuning of the temperature."""
-
-    action_kinds: ClassVar[tuple[type, ...]] = (BoxAction,)
-    needs_bounds: ClassVar[bool] = True
-
-    learning_rate: Rate = 3e-4
-    batch_size: int = 256
-    samples_per_insert: float | None = 256.0
-    tau: float = 0.005
-    hidden_sizes: tuple[int, ...] = (256, 256)
-
-    actor_learning_rate: Rate | None = None
-    """Learning rate of the actor, with the same schedule, or a function; none takes `learning_rate`."""
-
-    critic_hidden_sizes: Widths | None = None
-    """Widths of each critic's hidden layers; none takes the actor's."""
-
-    policy_delay: Count = 1
-    """Updates of the critics per update of the actor."""
-
-    random_steps: NotNegative | None = None
-    """Environment steps over all actors with uniformly random actions; none takes `learning_starts`."""
 
     num_critics: Count = 2
     """Number of critics."""
@@ -92,9 +69,8 @@ class MaximumEntropy(OffPolicy):
 
     def make_policy(self, spec: EnvSpec) -> SquashedGaussianPolicy:
         """Make a stochastic policy with zero weights, without importing torch. Raises `SpacesDoNotFit`."""
-        random_steps = self.learning_starts if self.random_steps is None else self.random_steps
         from asyncrl.acting.box import SquashedGaussianPolicy
 
         return SquashedGaussianPolicy(
-            self.stacked_spec(spec), self.layout(spec), random_steps, self.action_correlation
+            self.stacked_spec(spec), self.layout(spec), self.first_random_steps, self.action_correlation
         )

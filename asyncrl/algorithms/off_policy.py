@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal, Self
 
-from asyncrl.acting.images import NetworkName
-from asyncrl.acting.layouts import NetworkFactory
-from asyncrl.acting.schedules import Rate, ramp, value_at
+from asyncrl.acting.schedules import ramp, value_at
 from asyncrl.algorithms.action_spaces import check_action_space
 from asyncrl.algorithms.hyperparameters import Hyperparameters
 from asyncrl.config import TrainerConfig
@@ -30,22 +28,6 @@ class OffPolicy(Hyperparameters):
     update_loop: ClassVar[UpdateLoopName] = "replay"
     action_kinds: ClassVar[tuple[type, ...]]
     needs_bounds: ClassVar[bool]
-
-    frame_stack: Annotated[int, Range(at_least=1, at_most=64)] = 1
-    """Number of consecutive observations that the policy sees; an episode's first one is repeated."""
-
-    network: NetworkName | tuple[int, ...] | NetworkFactory | None = field(
-        default="auto", metadata={"type": NetworkName}
-    )
-    """Network: auto (a convolutional one for images, else a perceptron), mlp, small, nature or impala."""
-    # In Python also a tuple, which sets `hidden_sizes`, or a function `network(inputs, outputs)` that makes each of the
-    # algorithm's networks, a `torch.nn.Module` over flat rows; a parameter `observation_shape` is filled in.
-
-    inference: Literal["actor", "server"] = "actor"
-    """Place of the policy network: in every actor, or once for all, on the learner's device."""
-
-    learning_rate: Rate = 1e-3
-    """Learning rate of Adam; the initial one with a schedule. In Python also a function of progress."""
 
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
     """Schedule of the learning rate: constant, or linear to `learning_rate_final`."""

@@ -7,16 +7,14 @@ only. A step of such a run is an update.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from asyncrl.acting.images import NetworkName
-from asyncrl.acting.layouts import NetworkFactory
 from asyncrl.acting.schedules import Rate, value_at
 from asyncrl.algorithms.action_spaces import check_action_space
 from asyncrl.algorithms.hyperparameters import Hyperparameters
 from asyncrl.interfaces import EnvSpec, FieldSpec
-from asyncrl.options import Count, Positive, Range, Widths
+from asyncrl.options import Count, Positive, Widths
 from asyncrl.protocols import UpdateLoopName
 
 
@@ -33,17 +31,7 @@ class Offline(Hyperparameters):
     action_kinds: ClassVar[tuple[type, ...]]
     needs_bounds: ClassVar[bool] = True
 
-    frame_stack: Annotated[int, Range(at_least=1, at_most=64)] = 1
-    """Number of consecutive observations that the policy sees; an episode's first one is repeated."""
-
-    network: NetworkName | tuple[int, ...] | NetworkFactory | None = field(
-        default="auto", metadata={"type": NetworkName}
-    )
-    """Network: auto (a convolutional one for images, else a perceptron), mlp, small, nature or impala."""
-    # In Python also a tuple or a function, as in `OffPolicy`.
-
     learning_rate: Rate = 3e-4
-    """Learning rate of Adam; the initial one with a schedule. In Python also a function of progress."""
 
     learning_rate_schedule: Literal["constant", "cosine"] = "constant"
     """Schedule of the learning rate: constant, or cosine to 0 at the end of the run's steps."""

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from asyncrl.acting.images import NetworkName
-from asyncrl.acting.layouts import NetworkFactory
-from asyncrl.acting.schedules import Rate, linear, value_at
+from asyncrl.acting.schedules import linear, value_at
 from asyncrl.algorithms.hyperparameters import Hyperparameters
 from asyncrl.config import TrainerConfig
 from asyncrl.interfaces import BoxAction, EnvSpec, FieldSpec
-from asyncrl.options import Coefficient, Count, Fraction, NotNegative, Positive, Range, Widths
+from asyncrl.options import Coefficient, Count, Fraction, NotNegative, Positive, Widths
 from asyncrl.protocols import UpdateLoopName
 
 if TYPE_CHECKING:
@@ -46,22 +44,6 @@ class SegmentLearning(Hyperparameters):
     needs_bounds: ClassVar[bool] = False
     rollout_columns: ClassVar[tuple[str, ...]] = ()
     """Names of the rollout's columns, which `prepare` fills."""
-
-    frame_stack: Annotated[int, Range(at_least=1, at_most=64)] = 1
-    """Number of consecutive observations that the policy sees; an episode's first one is repeated."""
-
-    network: NetworkName | tuple[int, ...] | NetworkFactory | None = field(
-        default="auto", metadata={"type": NetworkName}
-    )
-    """Network: auto (a convolutional one for images, else a perceptron), mlp, small, nature or impala."""
-    # In Python also a tuple, which sets `hidden_sizes`, or a function `network(inputs, outputs)` that makes each of the
-    # algorithm's networks, a `torch.nn.Module` over flat rows; a parameter `observation_shape` is filled in.
-
-    inference: Literal["actor", "server"] = "actor"
-    """Place of the policy network: in every actor, or once for all, on the learner's device."""
-
-    learning_rate: Rate = 1e-3
-    """Learning rate of Adam; the initial one with a schedule. In Python also a function of progress."""
 
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
     """Schedule of the learning rate: constant, or linear to 0 at the end of the run's steps."""

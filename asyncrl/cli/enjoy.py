@@ -33,7 +33,10 @@ class EnjoyOptions:
     """File to record instead of a window: .mp4, .gif, .webm, .mkv or .mov; an existing one is replaced."""
 
     episodes: Count = 3
-    """Greedy episodes to play."""
+    """Episodes to play."""
+
+    deterministic: bool = True
+    """Greedy actions; without, actions are drawn as at the end of training."""
 
     fps: Positive | None = None
     """Frames per second of the video; none means the environment's own."""
@@ -54,7 +57,7 @@ def make_parser() -> Parser:
     """Flags of `asyncrl enjoy`."""
     return PolicyParser(
         "enjoy RUN [options]",
-        "Show greedy episodes with the policy of a run, in a window or as a video. A run of a pickled "
+        "Show episodes with the policy of a run, in a window or as a video. A run of a pickled "
         "environment or network runs the code in its files: enjoy the runs of people whom you trust.",
         EnjoyOptions,
     )
@@ -97,7 +100,8 @@ def _show(policy: PortablePolicy, env: Any, options: EnjoyOptions, writer: Video
         elif window_closed():
             raise WindowClosed
 
-    for number, episode in enumerate(play(policy, env, options.episodes, options.seed, record), 1):
+    episodes = play(policy, env, options.episodes, options.seed, record, deterministic=options.deterministic)
+    for number, episode in enumerate(episodes, 1):
         cut = ", ended here: it has no limit of its own" if episode.cut else ""
         text = f"return {episode.return_sum:.1f}, {episode.length:,} steps{cut}"
         print(f"episode {number:<4} {text}", flush=True)

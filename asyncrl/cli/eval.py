@@ -1,4 +1,4 @@
-"""`asyncrl eval`: play greedy episodes with the policy of a run or a file and print the returns."""
+"""`asyncrl eval`: play episodes with the policy of a run or a file and print the returns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class EvalOptions:
     """Directory of a run, a checkpoint file, a policy file, or hf://user/name."""
 
     episodes: Count = 20
-    """Greedy episodes to play."""
+    """Episodes to play."""
+
+    deterministic: bool = True
+    """Greedy actions; without, actions are drawn as at the end of training."""
 
     checkpoint: str | None = None
     """Checkpoint of the run: best, latest or a number of steps; none means best, or latest if nothing was evaluated."""
@@ -47,7 +50,7 @@ class EvalOptions:
 
 def make_parser() -> Parser:
     """Flags of `asyncrl eval`."""
-    return PolicyParser("eval RUN [options]", "Play greedy episodes with the policy of a run.", EvalOptions)
+    return PolicyParser("eval RUN [options]", "Play episodes with the policy of a run.", EvalOptions)
 
 
 def run(options: EvalOptions, server: ForkServer) -> None:
@@ -55,13 +58,21 @@ def run(options: EvalOptions, server: ForkServer) -> None:
     from asyncrl.policies.load import load_named
 
     policy, file = load_named(options.run, options.checkpoint)
-    record = evaluate(policy, file, options.episodes, options.seed, server, options.env_kwargs)
+    record = evaluate(
+        policy,
+        file,
+        options.episodes,
+        options.seed,
+        server,
+        options.env_kwargs,
+        deterministic=options.deterministic,
+    )
     if options.json:
         print(json.dumps(record, allow_nan=False), flush=True)
     else:
         print(
             f"return       {record['return_mean']:.1f} +/- {record['return_std']:.1f} "
-            f"over {options.episodes} greedy episodes, "
+            f"over {options.episodes} {'greedy ' if options.deterministic else ''}episodes, "
             f"from {record['return_min']:.1f} to {record['return_max']:.1f}\n"
             f"{_by_name('agents', record.get('agent_returns', {}))}"
             f"{_by_name('policies', record.get('policy_returns', {}))}"
@@ -79,8 +90,10 @@ def evaluate(
     seed: int,
     server: ForkServer,
     env_kwargs: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    deterministic: bool = True,
 ) -> dict[str, Any]:
-    """Play greedy episodes in a process of `server` and return the record that `--json` prints.
+    """Play episodes in a process of `server` and return the record that `--json` prints.
 
     Args:
         policy: the policy.
@@ -89,11 +102,12 @@ def evaluate(
         seed: seed of the episodes.
         server: the fork server.
         env_kwargs: keyword arguments of the environment's constructor, over those of the run.
+        deterministic: whether actions are greedy, or drawn.
     """
     from asyncrl.interfaces import policy_returns
 
     source = policy.source.changed(env_kwargs, ())
-    each, lengths = asyncio.run(_play(policy, source, episodes, seed, server))
+    each, lengths = asyncio.run(_play(policy, source, episodes, seed, server, deterministic))
     returns = each if each.ndim == 1 else each.sum(axis=1)
     names = [agent.name for agent in policy.spec.agents]
     means = each.mean(axis=0).tolist() if names else []
@@ -106,6 +120,7 @@ def evaluate(
         "policy_version": policy.meta.policy_version,
         "seed": seed,
         "episodes": int(returns.shape[0]),
+        "deterministic": deterministic,
         "return_mean": float(returns.mean()),
         "return_std": float(returns.std()),
         "return_min": float(returns.min()),
@@ -117,13 +132,18 @@ def evaluate(
 
 
 async def _play(
-    policy: PortablePolicy, source: EnvSource, episodes: int, seed: int, server: ForkServer
+    policy: PortablePolicy,
+    source: EnvSource,
+    episodes: int,
+    seed: int,
+    server: ForkServer,
+    deterministic: bool,
 ) -> Episodes:
     from asyncrl.actors.evaluator import RemoteEvaluator
     from asyncrl.envs.factory_pickle import pack_policy
 
     packed = pack_policy(policy.policy)
-    evaluator = RemoteEvaluator(server, source, policy.spec, packed, seed=seed)
+    evaluator = RemoteEvaluator(server, source, policy.spec, packed, seed=seed, deterministic=deterministic)
     try:
         return await evaluator.evaluate(policy.weights, episodes)
     finally:

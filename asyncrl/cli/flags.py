@@ -29,6 +29,7 @@ UNLISTED = (
     "demonstration_fraction",
     "eval_env_kwargs",
     "eval_levels",
+    "eval_deterministic",
     "eval_film",
     "burst_seconds",
     "ready_timeout_seconds",

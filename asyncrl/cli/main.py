@@ -71,7 +71,7 @@ class Command:
 _COMMANDS = (
     Command("train", "ENV", "train an agent in an environment", needs_server=True),
     Command("tune", "ENV", "search better options of an algorithm, and compare them on new seeds"),
-    Command("eval", "RUN", "play greedy episodes with the policy of a run", needs_server=True),
+    Command("eval", "RUN", "play episodes with the policy of a run", needs_server=True),
     Command("resume", "RUN", "continue a run in its directory", needs_server=True),
     Command("enjoy", "RUN", "watch the policy of a run, or record it as a video"),
     Command("export", "RUN", "write the policy of a run as an ONNX model"),

@@ -87,10 +87,12 @@ def _best(trainer: Trainer) -> EvaluationResult | None:
 def describe_result(result: TrainResult, best: EvaluationResult | None) -> str:
     """Closing lines of a run: stop reason, returns, cost, files, and suggested commands."""
     summary = result.summary
+    greedy = summary["eval"]["deterministic"]
     lines = [
         f"stopped by    {result.stop_reason}",
-        f"best return   {_return(best)}" + (f", after {best.env_steps:,} steps" if best is not None else ""),
-        f"final return  {_return(result.evaluation)}",
+        f"best return   {_return(best, greedy)}"
+        + (f", after {best.env_steps:,} steps" if best is not None else ""),
+        f"final return  {_return(result.evaluation, greedy)}",
         *_levels(result.evaluation),
         f"training      {summary['train_seconds']:.2f} s, {summary['env_steps']:,} steps, "
         f"{summary['updates']:,} updates",
@@ -110,11 +112,12 @@ def _levels(evaluation: EvaluationResult | None) -> list[str]:
     ]
 
 
-def _return(evaluation: EvaluationResult | None) -> str:
+def _return(evaluation: EvaluationResult | None, deterministic: bool) -> str:
     if evaluation is None:
         return "not evaluated"
     mean, deviation = evaluation.return_mean, evaluation.return_std
-    return f"{mean:.1f} +/- {deviation:.1f} over {evaluation.episodes} greedy episodes"
+    kind = "greedy " if deterministic else ""
+    return f"{mean:.1f} +/- {deviation:.1f} over {evaluation.episodes} {kind}episodes"
 
 
 def _files(run_dir: Path | None, saved: bool) -> list[str]:

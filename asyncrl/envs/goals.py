@@ -8,7 +8,6 @@ reset or stepped.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.envs import checks as env_checks
-from asyncrl.errors import EnvironmentRaised, SpacesDoNotFit, error_text
+from asyncrl.errors import SpacesDoNotFit, environment_calls
 from asyncrl.interfaces import EnvSpec, Leaf
 
 if TYPE_CHECKING:
@@ -133,19 +132,18 @@ class GoalRewards:
         """Rewards float32 `[n]` of goals given by their bytes `[n, row_bytes]`."""
         count = achieved.shape[0]
         goals = self.goals.arrays(achieved), self.goals.arrays(desired)
-        try:
+        facts = {"goals": f"{goals[0].dtype} {list(goals[0].shape)}"}
+        with environment_calls(
+            f"compute_reward of {self._name}",
+            f"for {count} goals",
+            "let it take batches of goals and an empty info, or give a goal_reward that does",
+            lambda: facts,
+        ):
             rewards = np.asarray(self._function(*goals, [{}] * count))
-        except Exception as error:
-            raise EnvironmentRaised(
-                f"compute_reward of {self._name} raised {type(error).__name__} for {count} goals: {error_text(error)}",
-                facts={"goals": f"{goals[0].dtype} {list(goals[0].shape)}"},
-                fix="let it take batches of goals and an empty info, or give a goal_reward that does",
-                remote_traceback=traceback.format_exc(),
-            ) from error
         if rewards.shape != (count,):
             raise SpacesDoNotFit(
                 f"compute_reward of {self._name} must return a reward per goal, {[count]}, got {list(rewards.shape)}.",
-                facts={"goals": f"{goals[0].dtype} {list(goals[0].shape)}"},
+                facts=facts,
                 fix="compute over the last axis (np.linalg.norm(achieved - desired, axis=-1)), or give a goal_reward",
             )
         return rewards.astype(np.float32)

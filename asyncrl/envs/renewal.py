@@ -7,14 +7,13 @@ itself that they hold from each of its next episodes on.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import AsyncRLError, ConfigurationError, EnvironmentRaised, SpacesDoNotFit, error_text
+from asyncrl.errors import ConfigurationError, SpacesDoNotFit, environment_calls
 from asyncrl.interfaces import EnvSpec
 
 METHOD = "set_env_kwargs"
@@ -66,7 +65,13 @@ class Renewal:
                 fix=f"give it {METHOD}(self, **kwargs), which changes the episodes that begin afterwards",
             )
         if method is not None:
-            self._call(method)
+            with environment_calls(
+                f"{METHOD} of {self.source.name}",
+                "",
+                "let it take these keyword arguments, or give others",
+                lambda: {"env_kwargs": dict(self.kwargs)},
+            ):
+                method(**self.kwargs)
         else:
             env_checks.close_env(env)
             env = self.source.changed(self.kwargs, ()).build(training=True)
@@ -80,19 +85,6 @@ class Renewal:
                 fix="give all of its variants the same spaces, those of the largest",
             ) from error
         return env, method is None
-
-    def _call(self, method: Callable[..., None]) -> None:
-        try:
-            method(**self.kwargs)
-        except AsyncRLError:
-            raise
-        except Exception as error:
-            raise EnvironmentRaised(
-                f"{METHOD} of {self.source.name} raised {type(error).__name__}: {error_text(error)}",
-                facts={"env_kwargs": dict(self.kwargs)},
-                fix="let it take these keyword arguments, or give others",
-                remote_traceback=traceback.format_exc(),
-            ) from error
 
 
 def try_renewal(renewal: Renewal) -> None:

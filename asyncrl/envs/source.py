@@ -65,7 +65,7 @@ class EnvSource:
         payload: the id as UTF-8, the id and its changes as JSON, or the cloudpickled spec or factory, which is
             unpickled only in the process that builds it.
         main_only: the id is registered only by the main script, in this process, so actors cannot make it.
-        levels: environments of greedy evaluations with their names, "" for a single one; empty for this environment.
+        levels: environments of evaluations with their names, "" for a single one; empty for this environment.
     """
 
     name: str

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +13,7 @@ import numpy as np
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.observations import unread_text
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import AsyncRLError, EnvironmentRaised, error_text
+from asyncrl.errors import environment_calls
 from asyncrl.interfaces import EnvSpec
 
 _SEED = 0
@@ -73,7 +71,12 @@ def try_out(source: EnvSource, seconds: float, report: Callable[[Trial], None] =
         reset = time.perf_counter() - before
         autoreset = "" if spec.vector_envs is None else env_checks.autoreset_mode(source.name, env)
         walk = _Walk(env, spec, autoreset)
-        with _environment_calls(source.name, walk):
+        with environment_calls(
+            f"The environment {source.name}",
+            "in a random episode",
+            "mend the environment; random actions lead there",
+            lambda: {"step": walk.steps, "seed": _SEED},
+        ):
             walk.go(obs, seconds)
             of_seeds = _of_seeds(env, spec)
         trial = Trial(
@@ -94,22 +97,6 @@ def try_out(source: EnvSource, seconds: float, report: Callable[[Trial], None] =
         return trial
     finally:
         env_checks.close_env(env)
-
-
-@contextlib.contextmanager
-def _environment_calls(name: str, walk: _Walk) -> Iterator[None]:
-    """Turn an exception of the environment into `EnvironmentRaised`."""
-    try:
-        yield
-    except AsyncRLError:
-        raise
-    except Exception as error:
-        raise EnvironmentRaised(
-            f"The environment {name} raised {type(error).__name__} in a random episode: {error_text(error)}",
-            facts={"step": walk.steps, "seed": _SEED},
-            fix="mend the environment; random actions lead there",
-            remote_traceback=traceback.format_exc(),
-        ) from error
 
 
 class _Walk:

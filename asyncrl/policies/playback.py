@@ -1,21 +1,18 @@
-"""Greedy episodes of one policy in one rendered environment, in this process."""
+"""Episodes of one policy in one rendered environment, in this process."""
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from asyncrl.acting.frames import FrameStacks
 from asyncrl.actors.episodes import EPISODE_STEPS
-from asyncrl.errors import AsyncRLError, EnvironmentRaised, error_text
+from asyncrl.errors import environment_calls
 from asyncrl.policies.portable_policy import PortablePolicy
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,9 +29,15 @@ class PlayedEpisode:
 
 
 def play(
-    policy: PortablePolicy, env: Any, episodes: int, seed: int, on_frame: Callable[[], None] = lambda: None
+    policy: PortablePolicy,
+    env: Any,
+    episodes: int,
+    seed: int,
+    on_frame: Callable[[], None] = lambda: None,
+    *,
+    deterministic: bool = True,
 ) -> Iterator[PlayedEpisode]:
-    """Play greedy episodes one after the other and yield each at its end.
+    """Play episodes one after the other and yield each at its end.
 
     Args:
         policy: acts.
@@ -42,41 +45,54 @@ def play(
         episodes: number of episodes.
         seed: seed of the first reset; later resets have none.
         on_frame: called after every reset and step.
+        deterministic: take greedy actions; if False, draw them from `seed`.
 
     Raises:
         EnvironmentRaised: the environment raised an exception (ASYNC002).
     """
+    if not deterministic:
+        rng = np.random.default_rng(seed)
+        for part in (policy, *policy.by_policy.values()):
+            part.rng = rng
     if policy.spec.agents:
         for episode in range(episodes):
-            yield _agents_episode(policy, env, None if episode else seed, on_frame)
+            yield _agents_episode(policy, env, None if episode else seed, on_frame, deterministic)
         return
     for episode in range(episodes):
-        obs, _ = _called(policy, "reset", partial(env.reset, seed=None if episode else seed))
+        with _calls(policy, "reset"):
+            obs, _ = env.reset(seed=None if episode else seed)
         on_frame()
-        total, length, over, state = 0.0, 0, False, None
+        total, length, over = 0.0, 0, False
+        state: Any = None
         while not over and length < EPISODE_STEPS:
-            action, state = policy.predict(obs, state if policy.recurrent else None)
-            obs, reward, terminated, truncated, _ = _called(policy, "step", partial(env.step, action))
+            kept = state if policy.recurrent else None
+            action, state = policy.predict(obs, kept, deterministic=deterministic)
+            with _calls(policy, "step"):
+                obs, reward, terminated, truncated, _ = env.step(action)
             on_frame()
             total, length, over = total + float(reward), length + 1, terminated or truncated
         yield PlayedEpisode(total, length, not over)
 
 
 def _agents_episode(
-    policy: PortablePolicy, env: Any, seed: int | None, on_frame: Callable[[], None]
+    policy: PortablePolicy, env: Any, seed: int | None, on_frame: Callable[[], None], deterministic: bool
 ) -> PlayedEpisode:
-    """Play one greedy episode of several agents; see `play`."""
+    """Play one episode of several agents; see `play`."""
     spec = policy.spec
-    obs, _ = _called(policy, "reset", partial(env.reset, seed=seed))
+    with _calls(policy, "reset"):
+        obs, _ = env.reset(seed=seed)
     on_frame()
     stacks = FrameStacks(
         spec.num_agents, policy.policy.frame_stack, spec.observation_shape, spec.observation_dtype
     )
     stacks.begin(slice(None), obs)
-    returns, length, state = np.zeros(spec.num_agents), 0, None
+    returns, length = np.zeros(spec.num_agents), 0
+    state: Any = None
     while env.live.any() and length < EPISODE_STEPS:
-        actions, state = policy.predict(stacks.array, state if policy.recurrent else None)
-        obs, rewards, *_ = _called(policy, "step", partial(env.step, actions))
+        kept = state if policy.recurrent else None
+        actions, state = policy.predict(stacks.array, kept, deterministic=deterministic)
+        with _calls(policy, "step"):
+            obs, rewards, *_ = env.step(actions)
         on_frame()
         stacks.push(slice(None), obs)
         returns, length = returns + rewards, length + 1
@@ -87,18 +103,10 @@ def _agents_episode(
 
 def show(policy: PortablePolicy, env: Any, put: Callable[[Any], None]) -> None:
     """Call `put(env.render())`. Raises `EnvironmentRaised` if either call raises."""
-    _called(policy, "render", lambda: put(env.render()))
+    with _calls(policy, "render"):
+        put(env.render())
 
 
-def _called(policy: PortablePolicy, name: str, call: Callable[[], T]) -> T:
-    try:
-        return call()
-    except AsyncRLError:
-        raise
-    except Exception as error:
-        raise EnvironmentRaised(
-            f"{policy.source.name} raised {type(error).__name__} in {name}: {error_text(error)}",
-            facts={"environment": policy.source.name},
-            fix="mend the environment; training does not render it",
-            remote_traceback=traceback.format_exc(),
-        ) from error
+def _calls(policy: PortablePolicy, call: str) -> AbstractContextManager[None]:
+    name, fix = policy.source.name, "mend the environment; training does not render it"
+    return environment_calls(name, f"in {call}", fix, lambda: {"environment": name})

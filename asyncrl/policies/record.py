@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,7 @@ from asyncrl.actors.streams import ActionForm, PlainStreams, Streams, VectorStre
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.envs.checks import close_env
 from asyncrl.envs.dataset_spaces import spaces_of
-from asyncrl.errors import (
-    AsyncRLError,
-    ConfigurationError,
-    EnvironmentRaised,
-    error_text,
-)
+from asyncrl.errors import ConfigurationError, environment_calls
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
 from asyncrl.policies.load import checkpoint_file
 from asyncrl.policies.portable_policy import PortablePolicy
@@ -269,17 +263,6 @@ class _Player:
         return Episode(np.stack([*obs, final]), np.stack(action), np.array(reward), terminated)
 
 
-@contextlib.contextmanager
-def _environment_calls(name: str, call: str) -> Iterator[None]:
-    """Turn an exception of an environment into `EnvironmentRaised`."""
-    try:
-        yield
-    except AsyncRLError:
-        raise
-    except Exception as error:
-        raise EnvironmentRaised(
-            f"{name} raised {type(error).__name__} in {call}: {error_text(error)}",
-            facts={"environment": name},
-            fix="mend the environment; what was recorded before is in the dataset",
-            remote_traceback=traceback.format_exc(),
-        ) from error
+def _environment_calls(name: str, call: str) -> AbstractContextManager[None]:
+    fix = "mend the environment; what was recorded before is in the dataset"
+    return environment_calls(name, f"in {call}", fix, lambda: {"environment": name})

@@ -59,6 +59,7 @@ class Callbacks:
     Attributes:
         error: the first exception that a callback has raised, or None.
         event: name of the method that is being called, "" between two events.
+        started: whether `start` was called, and `end` was not.
 
     Raises:
         TypeError: see `checked`.
@@ -76,13 +77,8 @@ class Callbacks:
         self._trainer = trainer
         self._callbacks = checked(callbacks)
         self._failed: list[Any] = []
-        self._started = False
+        self.started = False
         self._stop, self._fail = stop, fail
-
-    @property
-    def started(self) -> bool:
-        """Whether `start` was called, and `end` was not."""
-        return self._started
 
     @property
     def hear_evaluations(self) -> bool:
@@ -92,7 +88,7 @@ class Callbacks:
 
     def start(self) -> None:
         """Call `on_start`. Raises the first exception of a callback."""
-        self._started = True
+        self.started = True
         self._call("on_start")
         if self.error is not None:
             raise self.error
@@ -113,10 +109,10 @@ class Callbacks:
         """Call `on_end`, once, if `on_start` was called."""
         self._failed = []
         self._call("on_end", result)
-        self._started = False
+        self.started = False
 
     def _call(self, hook: str, *event: Any) -> None:
-        if not self._started:
+        if not self.started:
             return
         self.event = hook
         for callback in self._callbacks:

@@ -80,18 +80,18 @@ class EnvKwargsChanges:
         Raises:
             TypeError: a value is not a Python literal.
         """
+        for name, value in kwargs.items():
+            try:
+                texts_of_mapping({name: value})
+            except ValueError:
+                raise TypeError(
+                    f"set_env_kwargs takes numbers, texts, lists and other Python literals, got {name}={value!r}; "
+                    "give a name or a number that the environment looks up"
+                ) from None
         values = {**self.newest.values, **kwargs}
-        try:
-            texts = texts_of_mapping(values)
-        except ValueError:
-            bad = next(name for name, value in kwargs.items() if not _is_literal(name, value))
-            raise TypeError(
-                f"set_env_kwargs takes numbers, texts, lists and other Python literals, got {bad}={kwargs[bad]!r}; "
-                "give a name or a number that the environment looks up"
-            ) from None
         if {**self._config.env_kwargs, **values} == self.values:
             return
-        self.newest = EnvKwargs(self.newest.number + 1, texts)
+        self.newest = EnvKwargs(self.newest.number + 1, texts_of_mapping(values))
         task = self._loop.create_task(self._offer(self.newest, spec), name="set_env_kwargs")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -157,11 +157,3 @@ class EnvKwargsChanges:
             task.cancel()
         await self.settle()
         self.writer.close()
-
-
-def _is_literal(name: str, value: Any) -> bool:
-    try:
-        texts_of_mapping({name: value})
-    except ValueError:
-        return False
-    return True

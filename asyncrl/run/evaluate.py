@@ -81,7 +81,7 @@ class EvaluationSchedule:
     Args:
         config: the run's options: numbers of episodes, and the target.
         evaluator: plays the episodes.
-        trainee: the learner, which copies its weights and is held during a confirmation.
+        learner: copies its weights, and is held during a confirmation.
         clock: the training clock; paused during a confirmation and from the end of training on.
         on_best: awaited with the result and weights of an evaluation better than all before it.
         on_evaluation: called with every recorded result, its weights and the key of its episodes, in order; of a hint
@@ -102,7 +102,7 @@ class EvaluationSchedule:
         self,
         config: TrainerConfig,
         evaluator: RemoteEvaluator,
-        trainee: Learner,
+        learner: Learner,
         clock: TrainClock,
         on_best: Callable[[EvaluationResult, NDArray[np.float32]], Awaitable[None]],
         on_evaluation: Callable[[EvaluationResult, NDArray[np.float32], tuple[int, ...]], None],
@@ -111,16 +111,16 @@ class EvaluationSchedule:
     ) -> None:
         self._config = config
         self._evaluator = evaluator
-        self._trainee = trainee
+        self._learner = learner
         self._clock = clock
         self._on_best = on_best
         self._on_evaluation, self._on_evaluated = on_evaluation, on_evaluated
         self._other_steps = other_steps
-        self._arrivals: deque[tuple[float, int]] = deque()
-        """Training time, and steps of the other groups, at the arrival of each waiting copy."""
+        self._arrived: deque[TimedCopy] = deque()
+        """Copies that wait."""
         self._changed = asyncio.Event()
         self.rounds = 0
-        self._current: TimedCopy | None = None
+        self._current: WeightSnapshot | None = None
         self._failures = 0
         self._warned = False
         self._training_ended = False
@@ -139,21 +139,22 @@ class EvaluationSchedule:
 
     def copy_arrived(self) -> None:
         """Note the time of a copy that the learner has added to its queue."""
-        copy = self._trainee.snapshots.waiting()[len(self._arrivals)]
-        self._arrivals.append((self._clock.train_seconds, self._other_steps(copy.env_steps)))
+        self._arrived.append(self._timed(self._learner.snapshots.waiting()[len(self._arrived)]))
         self._changed.set()
+
+    def _timed(self, copy: WeightSnapshot) -> TimedCopy:
+        return TimedCopy(copy, self._clock.train_seconds, self._other_steps(copy.env_steps))
 
     async def _next(self) -> TimedCopy | None:
         """Wait for the oldest copy that was not evaluated yet; None once training has ended and all were taken."""
-        while not self._arrivals:
+        while not self._arrived:
             if self._training_ended:
                 return None
             self._changed.clear()
             await self._changed.wait()
-        copy = self._trainee.snapshots.take()
-        assert copy is not None, "every arrival is of one copy"
-        self._trainee.data_arrived()  # it may wait for room in the queue
-        return TimedCopy(copy, *self._arrivals.popleft())
+        self._learner.snapshots.take()
+        self._learner.data_arrived()  # it may wait for room in the queue
+        return self._arrived.popleft()
 
     async def run(self) -> NDArray[np.float32] | None:
         """Evaluate every copy; returns the weights that reached the target, or None when all were evaluated.
@@ -161,7 +162,7 @@ class EvaluationSchedule:
         Raises the error of the last of `FAILURES_IN_A_ROW` failed evaluations if no other rule can end the run.
         """
         while (timed := await self._next()) is not None:
-            self._current = timed
+            self._current = timed.copy
             try:
                 reached = await self._evaluate(timed)
             except TimeoutError:
@@ -176,14 +177,15 @@ class EvaluationSchedule:
             self.rounds += 1
             self._current = None
             await self._on_evaluated()
-            self._trainee.snapshots.evaluated()
-            if self._trainee.snapshots.in_turn:
-                self._trainee.data_arrived()  # it may wait for this before the next copy
+            self._learner.snapshots.evaluated()
+            if self._learner.snapshots.in_turn:
+                self._learner.data_arrived()  # it may wait for this before the next copy
         return None
 
-    def pending(self, waiting: tuple[WeightSnapshot, ...]) -> tuple[WeightSnapshot, ...]:
+    def pending(self) -> tuple[WeightSnapshot, ...]:
         """Copies without a result: the one that is being evaluated, and those that wait."""
-        return waiting if self._current is None else (self._current.copy, *waiting)
+        waiting = self._learner.snapshots.waiting()
+        return waiting if self._current is None else (self._current, *waiting)
 
     def go_on_from(
         self,
@@ -216,19 +218,18 @@ class EvaluationSchedule:
         return max(EVALUATION_SECONDS, EVALUATION_SHARE * self._clock.train_seconds)
 
     async def evaluate_finally(
-        self, episodes: int, stop_requested: asyncio.Event, on_progress: Callable[[tuple[int, int]], None]
+        self, stop_requested: asyncio.Event, on_progress: Callable[[tuple[int, int]], None]
     ) -> tuple[EvaluationResult | None, str | None]:
-        """Make the final evaluation, of the current weights.
+        """Make the final evaluation, `target_eval_episodes` with the current weights.
 
         Args:
-            episodes: number of episodes.
             stop_requested: ends the evaluation when it is set.
             on_progress: called with the numbers of finished and of all episodes, every `PROGRESS_SECONDS`.
 
         Returns:
             The result or None, and the reason for None.
         """
-        seconds, before = self._limit(), self.last
+        seconds, before, episodes = self._limit(), self.last, self._config.target_eval_episodes
         self._evaluator.max_seconds = seconds
         playing = asyncio.create_task(self.evaluate_now(episodes), name="final-evaluation")
         stopping = asyncio.create_task(stop_requested.wait(), name="stop-requested")
@@ -267,11 +268,10 @@ class EvaluationSchedule:
 
     async def evaluate_now(self, episodes: int) -> EvaluationResult:
         """Evaluate the current weights and record the result like any other."""
-        weights, version = await self._trainee.current_weights()
-        copy = WeightSnapshot(weights, version, self._trainee.updates, self._trainee.inserted_steps)
-        timed = TimedCopy(copy, self._clock.train_seconds, self._other_steps(copy.env_steps))
-        result = await self._play(timed, episodes, (FINAL,))
-        await self._record(result, timed.copy.weights, (FINAL,))
+        weights, version = await self._learner.current_weights()
+        copy = WeightSnapshot(weights, version, self._learner.updates, self._learner.inserted_steps)
+        result = await self._play(self._timed(copy), episodes, (FINAL,))
+        await self._record(result, weights, (FINAL,))
         return result
 
     async def _evaluate(self, timed: TimedCopy) -> bool:
@@ -349,7 +349,7 @@ class EvaluationSchedule:
         """Play fresh episodes with the same weights; training is held until `_let_train`."""
         self.holds_training = True
         if not self._training_ended:
-            await self._trainee.hold()
+            await self._learner.hold()
             self._clock.pause()
         return await self._play_within_limit(
             timed, self._config.target_eval_episodes, (CONFIRMATION, self.rounds)
@@ -359,7 +359,7 @@ class EvaluationSchedule:
         if not self._training_ended and self.holds_training:
             self.holds_training = False
             self._clock.resume()
-            self._trainee.resume()
+            self._learner.resume()
 
     async def _record(
         self, result: EvaluationResult, weights: NDArray[np.float32], key: tuple[int, ...]
@@ -369,6 +369,6 @@ class EvaluationSchedule:
             self.evaluations = self.evaluations[::-2][::-1]  # the last one stays
         if self.best is None or result.return_mean > self.best.return_mean:
             self.best, self.best_weights = result, weights
-            self.best_critics = await self._trainee.critics()
+            self.best_critics = await self._learner.critics()
             await self._on_best(result, weights)
         self._on_evaluation(result, weights, key)

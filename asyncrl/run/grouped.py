@@ -113,8 +113,7 @@ class Group:
             counted, done = resumed.env_steps, resumed.env_steps + resumed.other_steps
             self._before = made_before(resumed, place.size, config.fusion)
             self._begun = resumed.meta.env_steps, resumed.meta.updates
-        shares = {"on_machine": machine, "done": done, "counted": counted}
-        self.config = share_of(config, place.rank, place.size, **shares)
+        self.config = share_of(config, place.rank, place.size, on_machine=machine, done=done, counted=counted)
         self.algorithm = share_of_algorithm(algorithm, place.size)
         self.max_env_steps = self.config.total_steps
         if config.fusion == "async" and config.total_steps is not None:

@@ -57,7 +57,8 @@ class Ratings:
         """Rate the games that no earlier one can precede any more; `steps` are those of every actor with episodes."""
         until = min(steps.values()) if len(steps) == self._actors else -1
         while self._waiting and self._waiting[0][0] <= until:
-            self._rate(*self._waiting.pop(0)[2:])
+            _, _, version, score = self._waiting.pop(0)
+            self._rate(version, score)
 
     def _rate(self, version: int, score: float) -> None:
         elo, games = self._versions.get(version, (self.elo, 0))

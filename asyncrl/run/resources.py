@@ -28,7 +28,6 @@ class ResourceMeter:
         self._utilization_known = self._device is not None
         self._own = psutil.Process()
         self._actors: dict[int, psutil.Process] = {}
-        self._cpu_seconds: dict[int, float] = {}
         self._measured_at = -float("inf")
         self._numbers: Metrics = {}
 
@@ -41,15 +40,13 @@ class ResourceMeter:
         now = time.monotonic()
         if now - self._measured_at < LEAST_SECONDS:
             return self._numbers
-        elapsed, self._measured_at = now - self._measured_at, now
+        known, self._measured_at = bool(self._numbers), now
         alive = [pid for pid in pids if pid]
         self._actors = {pid: process for pid in alive if (process := self._process(pid)) is not None}
-        spent = {pid: _cpu_seconds(process) for pid, process in [(0, self._own), *self._actors.items()]}
-        grown = {pid: max(0.0, value - self._cpu_seconds.get(pid, value)) for pid, value in spent.items()}
-        known, self._cpu_seconds = bool(self._cpu_seconds), spent
+        learner_cores, actor_cores = _cores(self._own), sum(map(_cores, self._actors.values()))
         self._numbers = {
-            "system/learner_cores": grown.pop(0) / elapsed if known else None,
-            "system/actor_cores": sum(grown.values()) / elapsed if known else None,
+            "system/learner_cores": learner_cores if known else None,
+            "system/actor_cores": actor_cores if known else None,
             "system/learner_bytes": private_bytes(os.getpid()),
             "system/actor_bytes": sum(map(private_bytes, self._actors)),
             **self._gpu(),
@@ -73,9 +70,9 @@ class ResourceMeter:
         return numbers
 
 
-def _cpu_seconds(process: psutil.Process) -> float:
+def _cores(process: psutil.Process) -> float:
+    """Cores that the process has used since the last call; 0 at the first one, or if it has ended."""
     try:
-        times = process.cpu_times()
+        return float(process.cpu_percent()) / 100
     except psutil.Error:
         return 0.0
-    return float(times.user + times.system)

@@ -25,12 +25,12 @@ class TrainResult:
     Attributes:
         policy: policy with the run's final weights, or with those that reached `target_return`; it has `save(path)`.
         best: policy of the best evaluation with that evaluation, or None without an evaluation.
-        evaluation: greedy evaluation of `policy`, or None if there was none (the run was stopped).
+        evaluation: evaluation of `policy`, or None if there was none (the run was stopped).
         stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"target_training_return"`, `"stopped"`,
             `"interrupted"`, or `"failed"` (in `Trainer.result` of a run that raised).
         summary: the content of `summary.json`.
         run_dir: directory of the run's files, or None.
-        evaluations: the greedy evaluations, in the order of training; of more than 10,000 every second one.
+        evaluations: the evaluations, in the order of training; of more than 10,000 every second one.
         returns: steps, and mean return of the last 100 training episodes, over the run; thinned to a few hundred.
         unsaved: reason why the last checkpoint could not be written, "" if it was or the run has no directory.
     """
@@ -72,28 +72,28 @@ class TrainResult:
         )
 
     @cached_property
-    def _film(self) -> str:
-        """HTML of the best of a few episodes, played once; "" where the environment's class cannot render."""
+    def _renders(self) -> bool | None:
+        """Whether the environment's class can render; None if it is not known."""
         from asyncrl.envs.rendering import can_render
 
         try:
-            if not can_render(self.policy.source, "rgb_array"):
-                return ""
-            return self.episode(max_seconds=CARD_FILM_SECONDS)._repr_html_()
+            return can_render(self.policy.source, "rgb_array")
+        except Exception:  # a card is shown whatever the environment's modules do
+            return None
+
+    @cached_property
+    def _film(self) -> str:
+        """HTML of the best of a few episodes, played once; "" where the environment's class cannot render."""
+        try:
+            return self.episode(max_seconds=CARD_FILM_SECONDS)._repr_html_() if self._renders else ""
         except Exception:  # a card is shown whatever the environment and the film's package do
             return ""
 
     def _film_on_demand(self) -> dict[str, str]:
         """Row of the card that names `episode()`, unless the environment cannot render."""
-        from asyncrl.envs.rendering import can_render
-
-        try:
-            renders = can_render(self.policy.source, "rgb_array")
-        except Exception:  # a card is shown whatever the environment's modules do
-            renders = None
-        if renders is False:
+        if self._renders is False:
             return {}
-        condition = "" if renders else ", if the environment renders"
+        condition = "" if self._renders else ", if the environment renders"
         return {"film": f"result.episode() plays the best of three{condition}"}
 
     def _figures(self) -> dict[str, str]:

@@ -87,7 +87,7 @@ from asyncrl.run.ratings import Ratings
 from asyncrl.run.reporting import Reporter
 from asyncrl.run.resources import ResourceMeter
 from asyncrl.run.result import TrainResult
-from asyncrl.run.saving import CheckpointSaver, refused_if_damaged, restore_rings, warn_of_file
+from asyncrl.run.saving import CheckpointSaver, restore_rings, warn_of_file
 from asyncrl.run.slow_stop import warned_of_slow_stop, within_limit
 from asyncrl.run.summary import summarize
 from asyncrl.run.switching import fast_switching, frozen_objects
@@ -97,7 +97,7 @@ from asyncrl.shm.prepare import prepare_quietly, prepare_run
 from asyncrl.shm.ring import RingLayout, RingReader
 from asyncrl.shm.weights import WeightMailbox
 from asyncrl.show.metrics import EvaluationResult, Snapshot, over_groups
-from asyncrl.storage.checkpoint import CheckpointMeta
+from asyncrl.storage.checkpoint import CheckpointMeta, refused_if_damaged
 from asyncrl.storage.config_file import options_by_table
 from asyncrl.storage.resume import Resumption
 from asyncrl.storage.run_directory import DirectoryLost, RunDirectory, refuse_unwritable
@@ -468,6 +468,7 @@ class Run:
             seed=seed,
             limits=self._limits(),
             max_episode_steps=self.config.eval_max_episode_steps,
+            deterministic=self.config.eval_deterministic,
         )
         stack.push_async_callback(self.evaluator.close)
         self.films = None
@@ -600,7 +601,7 @@ class Run:
             self.evaluator,
             self.learner,
             clock,
-            self._save_best,
+            lambda result, weights: self.saver.save_best(result, weights),
             self._evaluated,
             self.env_kwargs.settle,
             self.other_steps,
@@ -641,9 +642,6 @@ class Run:
         self.reporter.evaluated(result)
         if self.films is not None:
             self.films.evaluated(result, weights, key)
-
-    async def _save_best(self, result: EvaluationResult, weights: NDArray[np.float32]) -> None:
-        await self.saver.save_best(result, weights)
 
     # --- train -------------------------------------------------------------------------------------------------------
 
@@ -790,7 +788,6 @@ class Run:
         leads = self.group is None or self.group.leads
         if error is None and reason in COMPLETE and weights is not None and leads and not reached:
             evaluation, failure = await self.schedule.evaluate_finally(
-                self.config.target_eval_episodes,
                 self._stop_requested,
                 lambda done: self.reporter.show_state("evaluating", final_evaluation=done),
             )
@@ -851,7 +848,8 @@ class Run:
         """Write and return the content of `summary.json`."""
         summary = summarize(snapshot, evaluation, self.reporter.actor_wait_seconds)
         cut = self.evaluator.cut_episodes if evaluation is not None else 0
-        summary["eval"] |= {"cut_episodes": cut, "error": failure}
+        greedy = self.config.eval_deterministic
+        summary["eval"] |= {"deterministic": greedy, "cut_episodes": cut, "error": failure}
         try:
             self.directory.write_json("summary.json", summary)
         except DirectoryLost:

@@ -29,7 +29,7 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from asyncrl.actors.pool import ActorPool
 from asyncrl.actors.statistics import over_actors
 from asyncrl.actors.supervised import states_of
 from asyncrl.config import TrainerConfig
-from asyncrl.errors import AsyncRLError, FilesNotWritten, ResourceError, TrainingDiverged, error_text
+from asyncrl.errors import FilesNotWritten, ResourceError, TrainingDiverged
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.weight_snapshots import WeightSnapshot
@@ -57,8 +57,8 @@ from asyncrl.shm.ring_rows import (
     position_of,
     put_rows,
 )
-from asyncrl.show.metrics import EvaluationResult
-from asyncrl.storage.checkpoint import CheckpointMeta, does_not_fit
+from asyncrl.show.evaluation_result import BY_NAME, EvaluationResult
+from asyncrl.storage.checkpoint import CheckpointMeta, refused_if_damaged
 from asyncrl.storage.disk_space import reason_of, warn_of_little_space
 from asyncrl.storage.replay_file import SUFFIX, split_rings, write_rows
 from asyncrl.storage.resume import Resumption
@@ -276,39 +276,40 @@ class CheckpointSaver:
 
     async def _take(self, *, rows: bool) -> dict[str, Any]:
         """Entries `core`, `critics` and `run` of a checkpoint; with rows if the run keeps them and `rows` is set."""
-        folder = self._directory.checkpoints
-        assert folder is not None
-        if rows and self.keeps_rows:
-            return await self._take_with_rows(folder.directory)
+        if not (rows and self.keeps_rows):
+            return await self._state()
+        await self._learner.hold()
+        try:
+            states, why = await self._actor_states()
+            state = await self._state()
+            name = await self._write_rows(state["run"]["rings"], states)
+        finally:
+            self._learner.resume()
+        state["run"] |= {"rows": name, "why": why}
+        return state
+
+    async def _state(self) -> dict[str, Any]:
         critics = await self._learner.critics()
         learner = await self._learner.state_dict()  # last: counters are read before the learner goes on
         return {"core": learner.pop("core"), "critics": critics, "run": self._run_state(learner)}
 
-    async def _take_with_rows(self, folder: Path) -> dict[str, Any]:
-        """Write rows and actor states to a file in `folder` while the learner is held. Raises OSError."""
-        await self._learner.hold()
-        try:
-            states, why = await self._actor_states()
-            critics = await self._learner.critics()
-            learner = await self._learner.state_dict()
-            run = self._run_state(learner)
-            name = f"{self._learner.inserted_steps}{SUFFIX}"
-            positions = run["rings"]
-            where = (self._learner.updates, *map(int, (*positions["published"], *positions["granted"])))
-            if self._rows_written != (name, where) or not (folder / name).exists():
-                await asyncio.to_thread(write_rows, folder / name, self._row_arrays(run["rings"], states))
-                self._rows_written = (name, where)
-        finally:
-            self._learner.resume()
-        run |= {"rows": name, "why": why}
-        return {"core": learner.pop("core"), "critics": critics, "run": run}
-
     async def _actor_states(self) -> tuple[list[bytes] | None, str]:
         if not self._exact:
             return None, ""
-        rings = self._pool.rings
-        positions = [max(ring.granted - 1, 0) for ring in rings]
+        positions = [max(ring.granted - 1, 0) for ring in self._pool.rings]
         return await states_of(self._pool.actors, positions, ACTORS_SECONDS)
+
+    async def _write_rows(self, rings: Mapping[str, Any], states: list[bytes] | None) -> str:
+        """Write rows and actor states to a file beside the checkpoints; returns its name. Raises OSError."""
+        folder = self._directory.checkpoints
+        assert folder is not None
+        name = f"{self._learner.inserted_steps}{SUFFIX}"
+        file = folder.directory / name
+        where = (self._learner.updates, *map(int, (*rings["published"], *rings["granted"])))
+        if self._rows_written != (name, where) or not file.exists():
+            await asyncio.to_thread(write_rows, file, self._row_arrays(rings, states))
+            self._rows_written = (name, where)
+        return name
 
     def _run_state(self, learner: dict[str, Any]) -> dict[str, Any]:
         self._reporter.read_actors(self._pool)
@@ -319,9 +320,9 @@ class CheckpointSaver:
             "episodes": self._reporter.episodes.state(),
             "groups": self._others(),
             "env_kwargs": self._env_kwargs(),
-            "evaluations": _columns(EvaluationResult, schedule.evaluations),
+            "evaluations": _columns(schedule.evaluations),
             "rounds": schedule.rounds,
-            "pending": [vars(copy) for copy in schedule.pending(self._learner.snapshots.waiting())],
+            "pending": [vars(copy) for copy in schedule.pending()],
             "next_copy": self._learner.snapshots.next_steps,
             "clock": [self._clock.train_seconds, self._clock.startup_seconds, self._clock.wall_seconds],
             "actor_wait_seconds": self._reporter.actor_wait_seconds,
@@ -367,8 +368,11 @@ class CheckpointSaver:
             waiting = [WeightSnapshot(**copy) for copy in run["pending"]]
             self._learner.snapshots.go_on_from(waiting, run["next_copy"])
             self._reporter.episodes.restore(run["episodes"])
-            counted = float(run["actor_wait_seconds"]), int(run["actor_restarts"])
-            self._reporter.go_on_from(learned | over_actors(self._pool.statistics()), *counted)
+            self._reporter.go_on_from(
+                learned | over_actors(self._pool.statistics()),
+                waited=float(run["actor_wait_seconds"]),
+                restarts=int(run["actor_restarts"]),
+            )
 
     def _row_arrays(self, rings: Mapping[str, Any], states: list[bytes] | None) -> list[StoredArray]:
         """Arrays of the rows file; they are views of shared memory."""
@@ -390,39 +394,27 @@ class CheckpointSaver:
         return found
 
 
-_BY_NAME = ("agent_returns", "policy_returns", "level_returns")
-"""Fields that are returns by the name of an agent, a policy or a level: a column for each, `agent_returns/first_0`."""
+def _columns(evaluations: tuple[EvaluationResult, ...]) -> dict[str, NDArray[Any]]:
+    """Convert evaluations to one array per field, so that thousands of them are few values of a checkpoint.
 
-
-def _columns(record: type, records: tuple[Any, ...]) -> dict[str, NDArray[Any]]:
-    """Convert records of numbers to one array per field, so that thousands of them are few values of a checkpoint."""
-    names = [field.name for field in dataclasses.fields(record) if field.name not in _BY_NAME]
-    columns = {name: np.array([_number(getattr(r, name)) for r in records]) for name in names}
-    for field in _BY_NAME:
-        for name in getattr(records[0], field) if records else ():
-            columns[f"{field}/{name}"] = np.array([getattr(r, field).get(name, math.nan) for r in records])
+    Returns by name are a column for each, `agent_returns/first_0`. NaN stands for None.
+    """
+    columns = {}
+    for field in dataclasses.fields(EvaluationResult):
+        if field.name not in BY_NAME:
+            values = [getattr(each, field.name) for each in evaluations]
+            columns[field.name] = np.array([math.nan if value is None else value for value in values])
+    for by in BY_NAME:
+        for name in getattr(evaluations[0], by) if evaluations else ():
+            columns[f"{by}/{name}"] = np.array(
+                [getattr(each, by).get(name, math.nan) for each in evaluations]
+            )
     return columns
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def shares(total: int, parts: int) -> list[int]:
     """Split `total` into equal integer parts; the first also gets the remainder."""
     return [total // parts + (total % parts if part == 0 else 0) for part in range(parts)]
-
-
-@contextlib.contextmanager
-def refused_if_damaged(path: Path) -> Iterator[None]:
-    """Turn an error about a missing or wrong part of the checkpoint into `CheckpointError` (ASYNC019)."""
-    try:
-        yield
-    except AsyncRLError:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        lacks = f"it lacks {error}" if isinstance(error, KeyError) else error_text(error)
-        raise does_not_fit(path, lacks or type(error).__name__) from error
 
 
 def restore_rings(pool: ActorPool, resumed: Resumption, segment_length: int) -> None:
@@ -504,7 +496,7 @@ def _records(columns: Mapping[str, Any]) -> tuple[EvaluationResult, ...]:
                 for name in names
                 if name.startswith(f"{field}/")
             }
-            for field in _BY_NAME
+            for field in BY_NAME
         }
         if math.isnan(values.get("success_rate", math.nan)):
             values["success_rate"] = None

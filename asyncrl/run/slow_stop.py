@@ -44,20 +44,16 @@ def warned_of_slow_stop(requested: asyncio.Event, directory: Callable[[], Path |
         requested: set when the run is asked to stop.
         directory: returns the directory of the file with the tasks' stacks; None writes none.
     """
-    watching = asyncio.create_task(_watch(requested, directory), name="slow-stop")
+    watching = asyncio.create_task(_warn(requested, directory), name="slow-stop")
     try:
         yield
     finally:
         watching.cancel()
 
 
-async def _watch(requested: asyncio.Event, directory: Callable[[], Path | None]) -> None:
+async def _warn(requested: asyncio.Event, directory: Callable[[], Path | None]) -> None:
     await requested.wait()
     await asyncio.sleep(WARN_SECONDS)
-    _warn(directory)
-
-
-def _warn(directory: Callable[[], Path | None]) -> None:
     waiting = {task.get_name(): _stack(task) for task in asyncio.all_tasks() - {asyncio.current_task()}}
     where, folder = "", directory()
     if folder is not None:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from asyncrl.interfaces import Distribution
+from asyncrl.show.evaluation_result import BY_NAME
 from asyncrl.show.group_statistics import summary_of
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 
@@ -25,7 +26,7 @@ def summarize(last: Snapshot, final: EvaluationResult | None, actor_wait_seconds
     """Make the content of `summary.json`; rates and fractions are over all of `train_seconds`.
 
     Times to a target are on the training clock, which is paused while an evaluation holds training.
-    `time_to_target_seconds` belongs to a confirmed greedy evaluation, `time_to_training_target_seconds` to the mean of
+    `time_to_target_seconds` belongs to a confirmed evaluation, `time_to_training_target_seconds` to the mean of
     the last 100 training episodes. Time, steps and updates to the greedy target are those at which the weights that
     passed were copied, not those at which their evaluation ended.
 
@@ -45,9 +46,7 @@ def summarize(last: Snapshot, final: EvaluationResult | None, actor_wait_seconds
             "return_mean": final.return_mean if final else None,
             "return_std": final.return_std if final else None,
             "episodes": final.episodes if final else 0,
-            **({"agent_returns": final.agent_returns} if final and final.agent_returns else {}),
-            **({"policy_returns": final.policy_returns} if final and final.policy_returns else {}),
-            **({"level_returns": final.level_returns} if final and final.level_returns else {}),
+            **{name: returns for name in BY_NAME if final and (returns := getattr(final, name))},
         },
         **({"opponents": [asdict(opponent) for opponent in last.opponents]} if last.opponents else {}),
         "env_steps_per_second": last.env_steps / seconds,

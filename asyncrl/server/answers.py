@@ -15,7 +15,7 @@ from asyncrl.show.kept_run import EVALUATION, KeptRun
 from asyncrl.show.run_groups import RunGroup, differing_options
 
 METRICS = {
-    EVALUATION: "Return, greedy evaluations",
+    EVALUATION: "Return, evaluations",
     "train/loss": "Loss",
     TRAINING: "Return, training",
     "time/fps": "Environment steps per second",

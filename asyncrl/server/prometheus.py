@@ -60,12 +60,12 @@ class _SnapshotCollector(Collector):
                 yield from _known(metric, getattr(snapshot.evaluation, str(metric.key)))
             yield GaugeMetricFamily(
                 "asyncrl_evaluations",
-                "Greedy evaluations so far, thinned beyond 10,000.",
+                "Evaluations so far, thinned beyond 10,000.",
                 len(snapshot.evaluations),
             )
         if snapshot.best_evaluation is not None:
             best = snapshot.best_evaluation.return_mean
-            text = "Mean return of the best greedy evaluation."
+            text = "Mean return of the best evaluation."
             yield GaugeMetricFamily("asyncrl_evaluation_best_return_mean", text, best)
         for metric in HISTOGRAMS:
             yield _histogram(metric, snapshot.distributions.get(metric.name, Distribution()))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+BY_NAME = ("agent_returns", "policy_returns", "level_returns")
+"""Fields of `EvaluationResult` that are returns by the name of an agent, a policy or a level."""
+
 
 @dataclass(frozen=True)
 class EvaluationResult:

@@ -139,7 +139,7 @@ class KeptRun:
 
     @functools.cached_property
     def evaluations(self) -> list[tuple[int, float]]:
-        """Environment steps and mean return of every greedy evaluation."""
+        """Environment steps and mean return of every evaluation."""
         entries = self.lines(f'"{EVALUATION}"')
         return [
             (integer(entry.get("eval/total_timesteps")) or integer(entry.get(STEPS)) or 0, mean)
@@ -149,7 +149,7 @@ class KeptRun:
 
     @property
     def best(self) -> float | None:
-        """Highest mean return of a greedy evaluation."""
+        """Highest mean return of an evaluation."""
         return max((value for _, value in self.evaluations), default=None)
 
     @property

@@ -173,13 +173,13 @@ RUN_METRICS: Final = (
 """Numbers of a `Snapshot`, in file order."""
 
 EVALUATION_METRICS: Final = (
-    Metric("eval/mean_reward", "", "Mean return of the last greedy evaluation",
+    Metric("eval/mean_reward", "", "Mean return of the last evaluation",
            short="return_mean", prometheus="evaluation_return_mean"),
-    Metric("return_std", "", "Standard deviation of the returns of the last greedy evaluation",
+    Metric("return_std", "", "Standard deviation of the returns of the last evaluation",
            prometheus="evaluation_return_std"),
-    Metric("eval/mean_ep_length", "steps", "Mean episode length of the last greedy evaluation",
+    Metric("eval/mean_ep_length", "steps", "Mean episode length of the last evaluation",
            short="length_mean", prometheus="evaluation_episode_length_mean"),
-    Metric("eval/success_rate", "", "Fraction of the last greedy evaluation's episodes that ended in success",
+    Metric("eval/success_rate", "", "Fraction of the last evaluation's episodes that ended in success",
            short="success_rate", optional=True, prometheus="evaluation_success_rate"),
     Metric("eval/total_timesteps", "environment steps", "Environment steps behind the evaluated weights",
            short="env_steps", prometheus="evaluation_env_steps"),
@@ -237,7 +237,7 @@ class Snapshot:
             are relabelled, each "" for none.
         state: `"starting"`, `"training"`, `"evaluating"`, `"stopping"`, `"stopped"` or `"failed"`.
         total_steps, target_return, target_training_return, max_seconds: the stopping rules, None if not set;
-            target_training_return applies to `return_mean`, target_return to a greedy evaluation.
+            target_training_return applies to `return_mean`, target_return to an evaluation.
         metrics: the numbers of `RUN_METRICS` by public name, None if unknown, and further scalars of the last update.
             Rates, staleness and policy lag are over the last report interval.
         distributions: distributions since the start by public name: `async/staleness`, `async/staleness_versions`,
@@ -245,8 +245,8 @@ class Snapshot:
         bins: histograms of now by public name: `rollout/ep_rew` and `rollout/ep_len` of the last 100 training episodes,
             `rollout/action`, or one for each component of an action, of the newest steps in the rings.
         value_pairs: predicted values and realised returns of some steps of the last update; None if unknown.
-        evaluation, best_evaluation: the last and the best greedy evaluation, None before the first.
-        evaluations: the greedy evaluations so far, in the order of training; of more than 10,000 every second one.
+        evaluation, best_evaluation: the last and the best evaluation, None before the first.
+        evaluations: the evaluations so far, in the order of training; of more than 10,000 every second one.
         film: the newest film of an evaluation, None without one.
         discipline: `"replay"`, or the discipline in which segments are consumed; "" before there is a learner.
         opponents: ratings of the past versions in self-play, newest first.

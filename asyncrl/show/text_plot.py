@@ -49,7 +49,7 @@ def return_plot(
 
     Args:
         training: steps, rising, and mean return of training episodes, drawn as a curve.
-        evaluations: steps and mean return of greedy evaluations, drawn as marks.
+        evaluations: steps and mean return of evaluations, drawn as marks.
         width: total width in characters.
         height: number of lines.
 
@@ -74,7 +74,7 @@ def return_plot(
         if step >= left:
             column = round((step - left) / (right - left) * (columns - 1))
             grid[round((high - value) / (high - low) * (rows - 1))][column] = MARKS[1]
-    title = f"return   {MARKS[0]} training, 100 episodes   {MARKS[1]} greedy evaluation"
+    title = f"return   {MARKS[0]} training, 100 episodes   {MARKS[1]} evaluation"
     first, last = _number(left), _number(right)
     axis = f"{first} {' environment steps '.center(columns - len(first) - len(last) - 2, '-')} {last}"
     return [title, *_rows(grid, labels), " " * _margin(labels) + "+" + axis]

@@ -7,7 +7,8 @@ header     "meta"   `CheckpointMeta`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.errors import CheckpointError
+from asyncrl.errors import AsyncRLError, CheckpointError, error_text
 from asyncrl.storage.checkpoint_meta import CheckpointMeta, meta_from_json, meta_to_json
 from asyncrl.storage.state_tree import from_tree, tree_of
 from asyncrl.storage.tensor_file import (
@@ -109,6 +110,18 @@ def _is_float32(array: Any, axes: int) -> bool:
 def does_not_fit(path: Path, what: str) -> CheckpointError:
     """Make the error ASYNC019 for a checkpoint that does not fit the options, the environment or this version."""
     return refused(path, f"the checkpoint does not fit: {what}", "options", _before(path))
+
+
+@contextlib.contextmanager
+def refused_if_damaged(path: Path) -> Iterator[None]:
+    """Turn an error about a missing or wrong part of the checkpoint into `CheckpointError` (ASYNC019)."""
+    try:
+        yield
+    except AsyncRLError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        lacks = f"it lacks {error}" if isinstance(error, KeyError) else error_text(error)
+        raise does_not_fit(path, lacks or type(error).__name__) from error
 
 
 def _read(path: Path) -> tuple[list[Any], CheckpointMeta, dict[str, NDArray[Any]]]:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.config import EPISODE_WINDOW, TrainerConfig
-from asyncrl.errors import CheckpointError, ConfigurationError, error_text
+from asyncrl.errors import CheckpointError, ConfigurationError
 from asyncrl.options import near_miss, option_help, parse_count
 from asyncrl.protocols import Algorithm
-from asyncrl.storage.checkpoint import CheckpointMeta, does_not_fit, load
+from asyncrl.storage.checkpoint import CheckpointMeta, does_not_fit, load, refused_if_damaged
 from asyncrl.storage.config_file import TRAINER, make_record, read_config
 from asyncrl.storage.replay_file import read_rows
 from asyncrl.storage.resume_rules import FIXED_IN_LOCKSTEP, check_changes, refused_change
@@ -226,14 +226,14 @@ def prepare_resumption(
 def _damage(path: Path, run: Mapping[str, Any], meta: CheckpointMeta) -> CheckpointError | None:
     """Error (ASYNC019) about a missing or wrong part that is read before the run is built; None if there is none."""
     try:
-        _steps_made(run, meta)
-        int(run["rings"]["num_actors"])
-        _ = [_of_others(run, name) for name in ("env_steps", "updates")]
-        _ = [np.asarray(run["evaluations"][name], np.float64) for name in ("return_mean", "episodes")]
-        _ = [int(copy["env_steps"]) for copy in run["pending"]]
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        lacks = f"it lacks {error}" if isinstance(error, KeyError) else error_text(error)
-        return does_not_fit(path, lacks)
+        with refused_if_damaged(path):
+            _steps_made(run, meta)
+            int(run["rings"]["num_actors"])
+            _ = [_of_others(run, name) for name in ("env_steps", "updates")]
+            _ = [np.asarray(run["evaluations"][name], np.float64) for name in ("return_mean", "episodes")]
+            _ = [int(copy["env_steps"]) for copy in run["pending"]]
+    except CheckpointError as damage:
+        return damage
     return None
 
 

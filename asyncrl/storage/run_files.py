@@ -15,11 +15,14 @@ run that person's scripts. The environment is unpickled in the processes that st
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
+import io
 import json
+import math
 import pickle
 import warnings
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +33,17 @@ from asyncrl.envs.source import EnvSource
 from asyncrl.errors import ConfigurationError, FactoryNotPicklable, OptionNotKept, describe_error
 from asyncrl.options import FunctionOfProgress, functions_of
 from asyncrl.protocols import Algorithm
+from asyncrl.storage.atomic_file import write_atomically
 from asyncrl.storage.config_file import dump_config, read_trainer
-from asyncrl.storage.metric_files import cut_metrics
 from asyncrl.storage.run_directory import RunDirectory, describe_run
 
 ENVIRONMENT = "environment.pkl"
 EVALUATION_ENVIRONMENT = "evaluation_environment.pkl"
 NETWORK = "network.pkl"
 FUNCTIONS = "functions.pkl"
+JSONL, CSV, LOST = "metrics.jsonl", "progress.csv", "metrics_lost.jsonl"
+STEPS = ("time/total_timesteps", "eval/total_timesteps")
+"""Names of the environment steps in a report and in an evaluation."""
 
 
 def write_run_files(
@@ -98,6 +104,68 @@ def _described_again(file: Path, resumed: dict[str, Any]) -> dict[str, Any]:
         return {**before, "resumed": [*before.get("resumed", []), resumed]}
     except (OSError, ValueError, AttributeError, TypeError):  # missing, or not written by asyncrl
         return {**resumed, "resumed": [resumed]}
+
+
+def cut_metrics(directory: Path, env_steps: int, again: Collection[int]) -> None:
+    """Keep the entries of the metric files up to the checkpoint of a resumed run, at `env_steps`. Raises OSError.
+
+    A killed run has reported steps after its last checkpoint, which the resumed run makes and reports again. The
+    removed lines of `metrics.jsonl` are appended to `metrics_lost.jsonl`; TensorBoard gets another event file. Also
+    removes evaluations at the steps `again`, which will be repeated, and lines that a kill has truncated.
+    """
+    kept, lost = _split_at_checkpoint(_lines_of(directory / JSONL), _of_json, env_steps, again)
+    if lost:
+        with (directory / LOST).open("a", encoding="utf-8") as file:
+            file.writelines(lost)
+        _replace_lines(directory / JSONL, kept)
+    lines = _lines_of(directory / CSV)
+    header = next(csv.reader(lines[:1]), [])
+    kept, lost = _split_at_checkpoint(lines[1:], lambda line: _of_csv(header, line), env_steps, again)
+    if lost:
+        _replace_lines(directory / CSV, lines[:1] + kept)
+
+
+def _split_at_checkpoint(
+    lines: list[str], parse: Callable[[str], dict[str, Any] | None], env_steps: int, again: Collection[int]
+) -> tuple[list[str], list[str]]:
+    """Split lines into those up to the checkpoint and the others."""
+    kept: list[str] = []
+    lost: list[str] = []
+    for line in lines:
+        entry = parse(line)
+        report, evaluated = (entry.get(name) for name in STEPS) if entry is not None else (math.inf, None)
+        belongs = (report or 0) <= env_steps and (evaluated or 0) <= env_steps and evaluated not in again
+        (kept if belongs else lost).append(line if line.endswith("\n") else line + "\n")
+    return kept, lost
+
+
+def _of_json(line: str) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def _of_csv(header: list[str], line: str) -> dict[str, Any] | None:
+    cells = next(csv.reader(io.StringIO(line)), [])
+    if len(cells) != len(header) or not line.endswith("\n"):
+        return None
+    try:
+        return {name: float(cell) for name, cell in zip(header, cells, strict=True) if cell}
+    except ValueError:
+        return None
+
+
+def _lines_of(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+
+
+def _replace_lines(file: Path, lines: list[str]) -> None:
+    write_atomically(file, (line.encode() for line in lines), durable=False)
 
 
 def environment_of_run(run: Path, name: str) -> EnvSource:

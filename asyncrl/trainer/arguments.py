@@ -46,6 +46,7 @@ class RunOptions(TypedDict, total=False):
     eval_env: Any
     eval_env_kwargs: Mapping[str, Any]
     eval_levels: Mapping[str, Mapping[str, Any]]
+    eval_deterministic: bool
     eval_film: bool
     eval_max_episode_steps: int | None
     groups: int
@@ -171,7 +172,7 @@ def require_policies(algorithm: Algorithm, config: TrainerConfig) -> None:
     """
     if not config.policies:
         return
-    name, record = algorithm.name, algorithm
+    name = algorithm.name
     if algorithm.update_loop not in OF_SEVERAL_POLICIES:
         why = "whose agents are one team" if algorithm.update_loop == "joint" else "which has no agents"
         raise ValueError(f"policies must be none for {name}, {why}, got {_shown(config)}; take ppo or dqn")
@@ -183,8 +184,8 @@ def require_policies(algorithm: Algorithm, config: TrainerConfig) -> None:
         "groups": (config.groups, 1),
         "self_play": (config.self_play, "none"),
         "demonstrations": (config.demonstrations, None),
-        "inference": (getattr(record, "inference", "actor"), "actor"),
-        "replay_device": (getattr(record, "replay_device", "cpu"), "cpu"),
+        "inference": (getattr(algorithm, "inference", "actor"), "actor"),
+        "replay_device": (getattr(algorithm, "replay_device", "cpu"), "cpu"),
     }
     for option, (value, only) in refused.items():
         if value != only:
@@ -232,7 +233,7 @@ def check_options(options: dict[str, Any], algorithm: Algorithm) -> None:
         "env_file",
         "eval_env_file",
         "algo",
-    }  # these are given themselves
+    }  # given themselves
     for name in options:
         if name not in known:
             if name in option_help(type(algorithm)):

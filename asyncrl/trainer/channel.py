@@ -10,13 +10,17 @@ import pickle
 import socket
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.actors.frames import receive_frame, send_frame
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import pack_policy
+from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError, describe_error
 from asyncrl.protocols import Algorithm
+
+if TYPE_CHECKING:
+    from asyncrl.storage.resume import Resumption
 
 Message = tuple[Any, ...]
 
@@ -27,8 +31,8 @@ class Job:
 
     config: TrainerConfig
     algorithm: Algorithm
-    source: Any
-    resumed: Any = None
+    source: EnvSource
+    resumed: Resumption | None = None
 
 
 class Channel:
@@ -42,8 +46,8 @@ class Channel:
         self._socket, self._lock = connection, threading.Lock()
 
     def send(self, *message: Any) -> None:
-        """Send a message; functions in it may be lambdas. Raises OSError if the other end is closed."""
-        with self._lock:
+        """Send a message; functions in it may be lambdas. It is dropped if the other end is closed."""
+        with self._lock, contextlib.suppress(OSError):
             send_frame(self._socket, message, pickled=_pickled)
 
     def receive(self) -> Message | None:

@@ -13,12 +13,14 @@ import socket
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from asyncrl.errors import AsyncRLWarning
 from asyncrl.run.switching import own_process
 from asyncrl.show.metrics import Snapshot
 from asyncrl.trainer.channel import Channel, Job, sendable
+from asyncrl.trainer.run_pool import Ended, Progressed, Started, Warned
 from asyncrl.trainer.trainer import Trainer
 
 
@@ -48,11 +50,6 @@ class Worker:
             if self._current is not None:
                 self._current[1].stop(reason)
 
-    def say(self, *message: Any) -> None:
-        """Send a message; one that nobody receives is dropped, as the end of the connection stops the run."""
-        with contextlib.suppress(OSError):
-            self._channel.send(*message)
-
     def _hear(self) -> None:
         while (message := self._channel.receive()) is not None:
             kind, key, *values = message
@@ -72,10 +69,14 @@ class Worker:
         try:
             sys.path[:] = path  # on which the modules of environment and algorithm may be
             job: Job = pickle.loads(packed)
-            trainer = Trainer._of_source(job.config, job.algorithm, job.source, resumed=job.resumed)
+            trainer = Trainer._of_job(job)
             with self._lock:
                 self._current = key, trainer
-            trainer._listeners.append(_Teller(self, key, trainer).tell)
+            send_snapshots(
+                trainer,
+                lambda page: self._channel.send(Started(key, page)),
+                lambda snapshot: self._channel.send(Progressed(key, snapshot)),
+            )
             trainer._start()
             if (reason := self._stops.get(key)) is not None:
                 trainer.stop(reason)
@@ -87,21 +88,23 @@ class Worker:
         result = None if trainer is None else trainer.result
         if trainer is not None:
             trainer.close()
-        self.say("ended", key, result, sendable(error))
+        self._channel.send(Ended(key, result, sendable(error)))
 
 
-class _Teller:
-    """Listener that sends a run's snapshots, and before the first the address of its page."""
+def send_snapshots(
+    trainer: Trainer, send_page: Callable[[str | None], None], send: Callable[[Snapshot], None]
+) -> None:
+    """Send every snapshot of the run, and before the first the address of its page with the token, None without."""
+    page_sent = False
 
-    def __init__(self, worker: Worker, key: int, trainer: Trainer) -> None:
-        self._worker, self._key, self._trainer = worker, key, trainer
-        self._told = False
+    def listen(snapshot: Snapshot) -> None:
+        nonlocal page_sent
+        if not page_sent:
+            page_sent = True
+            send_page(trainer.page_url)
+        send(snapshot)
 
-    def tell(self, snapshot: Snapshot) -> None:
-        if not self._told:
-            self._told = True
-            self._worker.say("started", self._key, self._trainer.page_url)
-        self._worker.say("snapshot", self._key, snapshot)
+    trainer._listeners.append(listen)
 
 
 def error_of(trainer: Trainer) -> BaseException | None:
@@ -111,13 +114,13 @@ def error_of(trainer: Trainer) -> BaseException | None:
             return trainer._done.exception(timeout=0.2)
 
 
-def _tell_warnings(worker: Worker) -> None:
+def _send_warnings(channel: Channel) -> None:
     """Send the package's warnings, which the other process shows; others are shown here."""
     before = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if issubclass(category, AsyncRLWarning):
-            worker.say("warning", str(message))
+            channel.send(Warned(str(message)))
         else:
             before(message, category, *where, **more)
 
@@ -126,11 +129,12 @@ def _tell_warnings(worker: Worker) -> None:
 
 def main(descriptor: int) -> None:
     """Work until the connection with this descriptor ends."""
-    worker = Worker(Channel(socket.socket(fileno=descriptor)))
+    channel = Channel(socket.socket(fileno=descriptor))
+    worker = Worker(channel)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as after `nohup`
             signal.signal(number, lambda *_: worker.stop())
-    _tell_warnings(worker)
+    _send_warnings(channel)
     worker.work()
 
 

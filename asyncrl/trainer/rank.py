@@ -17,9 +17,8 @@ from pathlib import Path
 
 from asyncrl.errors import AsyncRLError, GroupLost, StoppedWhileStarting
 from asyncrl.run.switching import own_process
-from asyncrl.show.metrics import Snapshot
 from asyncrl.trainer.channel import Channel, Job, sendable
-from asyncrl.trainer.pool_worker import error_of
+from asyncrl.trainer.pool_worker import error_of, send_snapshots
 from asyncrl.trainer.ranks import JOB, SOCKET
 from asyncrl.trainer.trainer import Trainer
 
@@ -40,18 +39,20 @@ def main(directory: Path) -> int:
     with (directory / JOB).open("rb") as file:
         sys.path[:] = pickle.load(file)  # the launcher's, on which the environment's module may be
         job: Job = pickle.load(file)
-    trainer = Trainer._of_source(job.config, job.algorithm, job.source, resumed=job.resumed)
+    trainer = Trainer._of_job(job)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: trainer.stop("interrupted"))
     threading.Thread(target=_obey, args=(launcher, trainer), name="asyncrl-launcher", daemon=True).start()
     if rank == 0:
-        _send_snapshots(trainer, launcher)
+        send_snapshots(
+            trainer,
+            lambda page: launcher.send("url", trainer.url, page),
+            lambda snapshot: launcher.send("snapshot", snapshot),
+        )
     trainer._start(callbacks=(_Relay(launcher),) if rank == 0 else ())
     error = error_of(trainer)
     if rank == 0 or error is not None:
-        result = trainer.result if rank == 0 else None
-        with contextlib.suppress(OSError):
-            launcher.send("result", rank, result, sendable(error))
+        launcher.send("result", rank, trainer.result if rank == 0 else None, sendable(error))
     launcher.close()
     if error is None or isinstance(error, StoppedWhileStarting | GroupLost):
         return 0  # otherwise the agent would restart this rank; the launcher already has the error
@@ -71,8 +72,7 @@ class _Relay:
 
     def on_checkpoint(self, trainer: Trainer, path: str) -> None:
         """See `Callback`."""
-        with contextlib.suppress(OSError):  # the launcher is gone, which ends the run
-            self._launcher.send("checkpoint", path)
+        self._launcher.send("checkpoint", path)
 
 
 def _obey(launcher: Channel, trainer: Trainer) -> None:
@@ -81,20 +81,6 @@ def _obey(launcher: Channel, trainer: Trainer) -> None:
         if message[0] == "stop":
             trainer.stop(message[1])
     trainer.stop("interrupted")
-
-
-def _send_snapshots(trainer: Trainer, launcher: Channel) -> None:
-    """Send every snapshot, and the page's address before the first one that has it."""
-    sent: list[str] = []  # the address
-
-    def send(snapshot: Snapshot) -> None:
-        with contextlib.suppress(OSError):
-            if not sent and trainer.url is not None:
-                sent.append(trainer.url)
-                launcher.send("url", trainer.url, trainer.page_url)
-            launcher.send("snapshot", snapshot)
-
-    trainer._listeners.append(send)
 
 
 if __name__ == "__main__":

@@ -101,8 +101,7 @@ class Ranks:
         if self._reason is None:
             self._reason = reason
             for channel in list(self._channels.values()):
-                with contextlib.suppress(OSError):
-                    channel.send("stop", reason)
+                channel.send("stop", reason)
 
     def kill(self) -> None:
         """Kill every rank at once; any thread. Their actors end with them."""
@@ -215,8 +214,7 @@ class Ranks:
             self._channels[rank] = channel
             self._errors.pop(rank, None)  # of a process that was started again
             if self._reason is not None:
-                with contextlib.suppress(OSError):
-                    channel.send("stop", self._reason)
+                channel.send("stop", self._reason)
         elif kind == "url":
             self.url, self.page_url = values
         elif kind == "snapshot":

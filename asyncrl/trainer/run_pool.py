@@ -4,8 +4,7 @@ this process ── worker (`pool_worker.py`) ── run, then the next run
              ── worker ── ...
 
     this process -> worker    ("run", key, sys.path, pickled Job), ("stop", key, reason)
-    worker -> this process    ("started", key, page or None), ("snapshot", key, Snapshot), ("warning", text),
-                              ("ended", key, TrainResult or None, error or None)
+    worker -> this process    an `Event`
 
 A worker is kept for the next run, which saves the import of torch, and replaced if its run failed. A worker whose
 connection ends stops its run with a checkpoint, and a run whose worker dies has ended with an error; the others go on.
@@ -24,7 +23,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from asyncrl.actors.exit_errors import how_it_ended
 from asyncrl.config import TrainerConfig, usable_cores
@@ -192,14 +191,12 @@ class _Worker:
     def begin(self, key: int, job: Job) -> None:
         packed = pack_policy(job)
         self._key = key
-        with contextlib.suppress(OSError):
-            self._channel.send("run", key, sys.path, packed)
+        self._channel.send("run", key, sys.path, packed)
         if self.closed:  # it has died while it was idle
             self._lose(self._error_of_exit())
 
     def stop(self, key: int, reason: str) -> None:
-        with contextlib.suppress(OSError):
-            self._channel.send("stop", key, reason)
+        self._channel.send("stop", key, reason)
 
     def hang_up(self) -> None:
         """Close the connection: the worker stops its run and ends."""
@@ -220,14 +217,13 @@ class _Worker:
             os.kill(self._process.pid, signal.SIGKILL)
 
     def _hear(self) -> None:
-        """Turn messages into events; a connection that ends during a run is that run's end."""
-        made: dict[str, Any] = {"started": Started, "snapshot": Progressed, "ended": Ended, "warning": Warned}
+        """Pass on the worker's events; a connection that ends during a run is that run's end."""
         try:
             while (message := self._channel.receive()) is not None:
-                kind, *values = message
-                if kind == "ended":
+                (event,) = message
+                if isinstance(event, Ended):
                     self._key = None
-                self._events.put(made[kind](*values))
+                self._events.put(event)
         except (pickle.PickleError, AttributeError, ImportError, EOFError) as error:
             failure: BaseException = error  # the result holds something that only the worker can import
             self._channel.close()

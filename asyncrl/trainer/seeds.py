@@ -47,7 +47,7 @@ class SeedResults:
 
     @property
     def finals(self) -> Array:
-        """Mean return of each run's final greedy evaluation, `[runs]`, of those that have one."""
+        """Mean return of each run's final evaluation, `[runs]`, of those that have one."""
         ends = (result.evaluation for result in self.results.values())
         return np.array([evaluation.return_mean for evaluation in ends if evaluation is not None])
 
@@ -125,11 +125,9 @@ def train_seeds(
     chosen = seeds_from(trainer.config.seed, seeds)
     run_dir = trainer.config.run_dir
     folders = {seed: None if run_dir is None else Path(run_dir) / f"s{seed}" for seed in chosen}
-    ends: dict[int, Ended] = {}
     with RunPool() as pool:
-        for event in train_all(pool, jobs(trainer, folders), at_once or runs_at_once(trainer.config)):
-            if isinstance(event, Ended):
-                ends[event.key] = event
+        events = train_all(pool, jobs(trainer, folders), at_once or runs_at_once(trainer.config))
+        ends = {event.key: event for event in events if isinstance(event, Ended)}
     return collected(chosen, ends)
 
 
@@ -151,7 +149,8 @@ def train_all(pool: RunPool, jobs: Mapping[int, Job], at_once: int) -> Iterator[
     waiting = list(jobs.items())
     while True:
         while waiting and pool.running < at_once and pool.stop_reason is None:
-            pool.begin(*waiting.pop(0))
+            key, job = waiting.pop(0)
+            pool.begin(key, job)
         if not pool.running:
             return
         event = pool.wait()

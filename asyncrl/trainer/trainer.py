@@ -47,11 +47,11 @@ from asyncrl.trainer.arguments import (
     require_policies,
     require_steps,
 )
+from asyncrl.trainer.channel import Job
 
 if TYPE_CHECKING:
     from asyncrl.run.run import Run
     from asyncrl.show.console import RunConsole
-    from asyncrl.storage.resume import Resumption
     from asyncrl.trainer.ranks import Ranks
 
 try:
@@ -123,7 +123,7 @@ class Trainer(ShownByCard):
             evaluation = evaluation.changed({}, wrappers, **config.of_agents)
         source = source.changed(config.env_kwargs, wrappers, **config.of_agents)
         source = source.evaluated_in(evaluation, config.eval_env_kwargs, config.eval_levels)
-        self._prepare(config, record, source, server)
+        self._prepare(Job(config, record, source), server)
 
     @classmethod
     def from_config(
@@ -155,7 +155,7 @@ class Trainer(ShownByCard):
         elif config.eval_env is not None:
             evaluation = EnvSource.from_user(config.eval_env).changed({}, config.wrappers, **config.of_agents)
         source = source.evaluated_in(evaluation, config.eval_env_kwargs, config.eval_levels)
-        return cls._of_source(config, algorithm, source, server=server, started=started)
+        return cls._of_job(Job(config, algorithm, source), server, started)
 
     @classmethod
     def resume(
@@ -198,34 +198,18 @@ class Trainer(ShownByCard):
         return trainer
 
     @classmethod
-    def _of_source(
-        cls,
-        config: TrainerConfig,
-        algorithm: Algorithm,
-        source: EnvSource,
-        *,
-        server: ForkServer | None = None,
-        started: float | None = None,
-        resumed: Resumption | None = None,
-    ) -> Self:
+    def _of_job(cls, job: Job, server: ForkServer | None = None, started: float | None = None) -> Self:
         trainer = cls.__new__(cls)
-        trainer._prepare(config, algorithm, source, server, started, resumed)
+        trainer._prepare(job, server, started)
         return trainer
 
-    def _prepare(
-        self,
-        config: TrainerConfig,
-        algorithm: Algorithm,
-        source: EnvSource,
-        server: ForkServer | None,
-        started: float | None = None,
-        resumed: Resumption | None = None,
-    ) -> None:
-        require_data(algorithm, config)
-        require_policies(algorithm, config)
-        self.config, self.algorithm = config, algorithm
+    def _prepare(self, job: Job, server: ForkServer | None, started: float | None = None) -> None:
+        require_data(job.algorithm, job.config)
+        require_policies(job.algorithm, job.config)
+        self.config, self.algorithm = job.config, job.algorithm
         self.result: TrainResult | None = None
-        self._source, self._server, self._started_at, self._resumed = source, server, started, resumed
+        self._source, self._resumed = job.source, job.resumed
+        self._server, self._started_at = server, started
         self._done: Future[TrainResult] = Future()
         self._thread: threading.Thread | None = None
         self._run: Run | Ranks | None = None
@@ -236,6 +220,7 @@ class Trainer(ShownByCard):
         self._awaited = True  # whether a caller waits for the result; otherwise an error is printed
         self._snapshot: Snapshot | None = None
         self._listeners: list[Callable[[Snapshot], None]] = []
+        self._callbacks: tuple[Any, ...] = ()
 
     # --- running -----------------------------------------------------------------------------------------------------
 
@@ -257,7 +242,7 @@ class Trainer(ShownByCard):
         Args:
             total_steps: environment steps over all actors.
             max_seconds: seconds of training.
-            target_return: mean return of a confirmed greedy evaluation.
+            target_return: mean return of a confirmed evaluation.
             on_snapshot: called with every snapshot, on the run's thread; an exception in it does not end the run.
             callbacks: objects with methods of `Callback`, called on the run's thread; one that raises ends the run.
             progress: `"auto"` shows the screen of `asyncrl train` if standard output is a terminal, otherwise a line on
@@ -389,16 +374,14 @@ class Trainer(ShownByCard):
             if self._thread is not None:
                 raise RuntimeError("this trainer has run already; make a new Trainer")
             running.refuse_at_exit()
-            self.config = config
+            self.config, self._callbacks = config, called
             if self._server is None:
                 self._server = ForkServer()
                 self._server.start()
             if on_snapshot is not None:
                 self._listeners.append(on_snapshot)
             running.add(self, running_cell())
-            self._thread = threading.Thread(
-                target=self._run_in_thread, args=(called,), name="asyncrl-run", daemon=True
-            )
+            self._thread = threading.Thread(target=self._run_in_thread, name="asyncrl-run", daemon=True)
             self._thread.start()
 
     async def wait(self) -> TrainResult:
@@ -560,13 +543,13 @@ class Trainer(ShownByCard):
 
     # --- on the run's thread -----------------------------------------------------------------------------------------
 
-    def _run_in_thread(self, callbacks: tuple[Any, ...]) -> None:
+    def _run_in_thread(self) -> None:
         result: TrainResult | None = None
         error: BaseException | None = None
         try:
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 runner.get_loop().set_default_executor(_Workers(thread_name_prefix="asyncio"))
-                result = runner.run(self._train(callbacks))
+                result = runner.run(self._train())
         except BaseException as raised:
             error = raised
         running.remove(self)
@@ -579,10 +562,10 @@ class Trainer(ShownByCard):
                 self._print_failure(error)
         self._served.set()
 
-    async def _train(self, callbacks: tuple[Any, ...]) -> TrainResult:
+    async def _train(self) -> TrainResult:
         assert self._server is not None
         try:
-            run = await self._make_run(self._server, callbacks)
+            run = await self._make_run(self._server)
         except BaseException:
             self._server.close()
             raise
@@ -600,7 +583,7 @@ class Trainer(ShownByCard):
             raise run.callbacks.error
         return result
 
-    async def _make_run(self, server: ForkServer, callbacks: tuple[Any, ...]) -> Run | Ranks:
+    async def _make_run(self, server: ForkServer) -> Run | Ranks:
         """Make the run: of this process, as one of several groups under torchrun, or of the processes of its groups.
 
         Raises:
@@ -619,7 +602,7 @@ class Trainer(ShownByCard):
         place, group = own_place(config), None
         if place is None and config.groups > 1 and "RANK" not in os.environ:
             server.close()  # the ranks start their own
-            return Ranks(config, algorithm, self._source, self._receive, resumed, self, callbacks)
+            return Ranks(config, algorithm, self._source, self._receive, resumed, self, self._callbacks)
         if place is not None and config.policies:
             raise ConfigurationError(
                 "policies must be none in one of several groups",
@@ -638,7 +621,7 @@ class Trainer(ShownByCard):
                 resumed=resumed,
                 started=self._started_at,
                 trainer=self,
-                callbacks=callbacks,
+                callbacks=self._callbacks,
             )
         except BaseException as error:
             if group is not None:

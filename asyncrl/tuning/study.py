@@ -36,7 +36,7 @@ class Trial:
         options: options of the algorithm that differ from the record that is searched from.
         state: how it ended, None before.
         value: its return, None without one.
-        evaluations: mean return of every greedy evaluation, in the order of training.
+        evaluations: mean return of every evaluation, in the order of training.
     """
 
     number: int

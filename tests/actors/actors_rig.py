@@ -47,12 +47,12 @@ def poison(pool: ActorPool) -> None:
 
 
 def run_episodes(
-    env: Any, policy: Any, episodes: int, seed: int, max_envs: int = MAX_ENVS
+    env: Any, policy: Any, episodes: int, seed: int, max_envs: int = MAX_ENVS, deterministic: bool = True
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Play greedy episodes in this process; return their returns and lengths."""
+    """Play episodes in this process; return their returns and lengths."""
     player = EpisodePlayer(EnvSource.from_user(env), policy, max_envs)
     try:
-        return player.play(episodes, seed)
+        return player.play(episodes, seed, deterministic=deterministic)
     finally:
         player.close()
 

@@ -77,6 +77,18 @@ def test_vector_environments_play_their_share_each() -> None:
     assert returns.tolist() == lengths.tolist()
 
 
+@pytest.mark.parametrize("vector", [False, True])
+def test_actions_are_greedy_or_drawn_from_the_seed(vector: bool) -> None:
+    env: Any = (lambda: SyncVectorEnv([fakes.PaysAction] * 2)) if vector else fakes.PaysAction
+    policy = fakes.RandomPolicy()
+    assert run_episodes(env, policy, 2, 3)[0].tolist() == [0.0, 0.0]
+    rng = np.random.default_rng(3)
+    expected = np.sum([rng.integers(0, 5, 2) for _ in range(3)], axis=0).tolist()
+    assert run_episodes(env, policy, 2, 3, deterministic=False)[0].tolist() == expected
+    assert policy.streams == (0, 2, 2)
+    assert run_episodes(env, policy, 2, 4, deterministic=False)[0].tolist() != expected
+
+
 def test_cartpole_pushed_one_way_falls_soon() -> None:
     policy = fakes.RandomPolicy(num_actions=2)
     _, lengths = run_episodes("CartPole-v1", policy, 20, 0)

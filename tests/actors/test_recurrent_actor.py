@@ -201,6 +201,29 @@ def test_evaluated_episodes_have_states_of_their_own() -> None:
     )
 
 
+@pytest.mark.parametrize("vector", [False, True])
+def test_drawn_actions_follow_the_states_too(vector: bool) -> None:
+    """Draws of a policy that is all but certain are its greedy actions."""
+    env: Any = Noise
+    if vector:
+        made = gymnasium.vector.SyncVectorEnv(
+            [Noise] * 3, autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP
+        )
+
+        def env() -> Any:
+            return made
+
+    certain, uncertain = policy_of(), policy_of()
+    actions, width = 3, 4
+    weights = certain.weights.copy()
+    weights[-actions * (width + 1) :] *= 1e6  # the head
+    certain.load_weights(weights)
+    greedy = run_episodes(env, certain, 12, seed=5)[0].tolist()
+    assert run_episodes(env, certain, 12, seed=5, deterministic=False)[0].tolist() == greedy
+    drawn = [run_episodes(env, uncertain, 12, seed=5, deterministic=False)[0].tolist() for _ in range(2)]
+    assert drawn[0] == drawn[1] != run_episodes(env, uncertain, 12, seed=5)[0].tolist()
+
+
 def test_vectors_are_evaluated_with_states() -> None:
     vector = gymnasium.vector.SyncVectorEnv(
         [Noise] * 3, autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP

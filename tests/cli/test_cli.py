@@ -95,7 +95,13 @@ class FakeTrainer:
         evaluation = (
             None if reason == "interrupted" else EvaluationResult(487.25, 12.5, 487.0, 100, 7, 31_000, 1.5)
         )
-        summary = {"train_seconds": 1.5, "startup_seconds": 0.9, "env_steps": 31_000, "updates": 8_000}
+        summary = {
+            "train_seconds": 1.5,
+            "startup_seconds": 0.9,
+            "env_steps": 31_000,
+            "updates": 8_000,
+            "eval": {"deterministic": True},
+        }
         run_dir = Path(self.config.run_dir) if self.config.run_dir else None
         return training.TrainResult(None, evaluation, reason, summary, run_dir)  # type: ignore[arg-type]
 
@@ -445,8 +451,11 @@ def test_the_second_signal_kills() -> None:
 
 
 class FakeEvaluator:
-    def __init__(self, server: Any, source: Any, spec: EnvSpec, policy: bytes, seed: int) -> None:
+    def __init__(
+        self, server: Any, source: Any, spec: EnvSpec, policy: bytes, seed: int, deterministic: bool
+    ) -> None:
         self.offset, self.closed = seed, False
+        assert deterministic
         assert source.name == spec.name
 
     async def evaluate(self, weights: Any, episodes: int) -> tuple[Any, Any]:
@@ -493,6 +502,7 @@ def test_eval_prints_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None
         "policy_version": 0,
         "seed": 7,
         "episodes": 3,
+        "deterministic": True,
         "return_mean": 108.0,
         "return_std": pytest.approx(np.sqrt(2 / 3)),
         "return_min": 107.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from waiting import PATIENCE_SECONDS
 
-from asyncrl import DQN, errors, load
+from asyncrl import DQN, PPO, errors, load
 from asyncrl.cli import enjoy
 from asyncrl.cli.enjoy import EnjoyOptions
 from asyncrl.cli.main import COMMANDS, main
@@ -89,6 +90,39 @@ def test_episodes_are_recorded_frame_by_frame(
     reds = pictures[:, :131].mean(axis=(1, 2))
     assert np.allclose(reds[:, 0], [40 * step for step in (0, 1, 2, 3, 4, 5) * 2], atol=12)
     assert np.allclose(reds[:, 1:], 0, atol=12)
+
+
+class PaysAction(Coloured):
+    """Environment whose reward is the action."""
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, float(action), *rest
+
+
+def test_actions_may_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = EnvSource.from_user(PaysAction)
+    spec = EnvSpec(source.name, (4,), "float32", DiscreteAction(2))
+    algorithm = PPO(hidden_sizes=(8,))
+    meta = CheckpointMeta(env=source.name, algo="ppo", spec=spec, options=option_values(algorithm))
+    weights = np.zeros(algorithm.make_policy(spec).weight_count, np.float32)
+    file = str(PortablePolicy(algorithm, weights, meta, source).save(tmp_path / "x.policy"))
+
+    def returns(*flags: str) -> list[str]:
+        assert main(["enjoy", file, "--video", str(tmp_path / "x.gif"), "--episodes", "4", *flags]) == 0
+        return [
+            line.split()[3] for line in capsys.readouterr().out.splitlines() if line.startswith("episode")
+        ]
+
+    assert returns() == ["0.0,"] * 4
+    drawn = returns("--no-deterministic")
+    assert drawn == returns("--no-deterministic") and len(set(drawn)) > 1
+    assert returns("--no-deterministic", "--seed", "1") != drawn
+    assert main(["eval", file, "--episodes", "50", "--json", "--no-deterministic"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert 1.5 < record["return_mean"] < 3.5 and record["deterministic"] is False
+    assert main(["eval", file, "--episodes", "5"]) == 0
+    assert "over 5 greedy episodes" in capsys.readouterr().out
 
 
 def test_the_pace_of_a_video_may_be_chosen(tmp_path: Path) -> None:

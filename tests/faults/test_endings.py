@@ -888,7 +888,8 @@ def test_the_checkpoint_comes_before_the_evaluation_and_the_summary_before_it_is
     )  # a run that goes on knows of the evaluation
     assert summary_of(tmp_path) == outcome.summary
     assert outcome.summary["eval"] == {
-        "return_mean": 1.0, "return_std": 0.0, "episodes": 3, "cut_episodes": 0, "error": None,
+        "return_mean": 1.0, "return_std": 0.0, "episodes": 3, "deterministic": True, "cut_episodes": 0,
+        "error": None,
     }  # fmt: skip
 
 

@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import fakes
 import pytest
 from waiting import PATIENCE_SECONDS
 
-from asyncrl import DQN, Trainer
+from asyncrl import DQN, PPO, Trainer
 
 SMALL: dict[str, Any] = {"envs_per_actor": 4, "num_actors": 1, "http": "off", "eval_episodes": 2}
 
@@ -63,6 +64,27 @@ def test_every_interval_has_one_evaluation_in_every_file(tmp_path: Path) -> None
     assert all(row["time/total_timesteps"] == "" for row in rows)
     assert tensorboard_points(run, "eval/mean_reward") == [(at, pytest.approx(mean)) for at, mean in points]
     assert [(e.env_steps, e.return_mean) for e in snapshots[-1].evaluations] == points
+
+
+def test_evaluations_may_draw_actions() -> None:
+    def mean(deterministic: bool) -> float:
+        trainer = Trainer(
+            fakes.PaysAction,
+            PPO(segment_length=8, learning_rate=1e-9),
+            num_actors=1,
+            envs_per_actor=2,
+            http="off",
+            eval_deterministic=deterministic,
+            target_eval_episodes=50,
+            eval_episodes=50,
+        )
+        result = trainer.learn(total_steps=16, progress=False)
+        assert result.summary["eval"]["deterministic"] is deterministic
+        assert result.evaluation is not None
+        return result.evaluation.return_mean
+
+    assert mean(True) in range(13), "all episodes are alike"
+    assert 4.0 < mean(False) < 8.0
 
 
 def test_a_run_of_a_second_reports_by_steps_and_by_evaluation(tmp_path: Path) -> None:
