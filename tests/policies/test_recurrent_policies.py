@@ -105,9 +105,9 @@ def test_playing_carries_the_state() -> None:
     policy, seen = policy_of(), []
     predict = policy.predict
 
-    def watched(obs: Any, state: Any = None, *rest: Any) -> Any:
+    def watched(obs: Any, state: Any = None, **options: Any) -> Any:
         seen.append((obs, state))
-        return predict(obs, state, *rest)
+        return predict(obs, state, **options)
 
     policy.predict = watched
     assert [episode.length for episode in play(policy, Recall(delay=4), 2, seed=0)] == [5, 5]
