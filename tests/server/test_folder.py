@@ -453,9 +453,7 @@ def test_smoothing_log_axis_and_scores_redraw_the_curves(
         shapes.append(browser.evaluate(loss))
     browser.evaluate("document.querySelector('#normal').click()")
     browser.wait("document.querySelector('#settings-part').checkVisibility()")
-    browser.wait(
-        "document.querySelector('.chart h2').textContent === 'Return, evaluations, normalised'"
-    )
+    browser.wait("document.querySelector('.chart h2').textContent === 'Return, evaluations, normalised'")
     assert "optimality gap" in browser.text("#settings-head") and browser.console == []
 
 
