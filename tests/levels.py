@@ -82,3 +82,11 @@ class Pictured(Level):
         screen = np.full((300, 400, 3), 255, np.uint8)
         screen[100:200, : 10 * (self.steps + 1)] = (30, 90, 200)
         return screen
+
+
+class PicturedChoice(Pictured):
+    """The same, whose reward is the action."""
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, float(action), *rest

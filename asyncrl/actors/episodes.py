@@ -69,6 +69,7 @@ class EpisodePlayer:
         self._vector = built if hasattr(built, "num_envs") else None
         self._envs: list[Any] = [] if self._vector is not None else [built]
         self._rng: np.random.Generator | None = None  # draws actions; None for greedy ones
+        self._streams = 0  # number of streams that the policy draws for
         self._current = self._finished = 0
         self._max_steps: float = math.inf
         self._deadline: float = math.inf
@@ -111,8 +112,11 @@ class EpisodePlayer:
         self._deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
         self.cut_episodes = self._finished = 0
         self.successes = np.zeros(episodes, np.int8)
-        self._rng = None if deterministic else np.random.default_rng(seed)
-        return self._play_vector(episodes, seed) if self._vector is not None else self._play(episodes, seed)
+        self._rng, self._streams = None if deterministic else np.random.default_rng(seed), 0
+        if self._vector is None:
+            return self._play(episodes, seed)
+        self._assign(self._vector.num_envs)
+        return self._play_vector(episodes, seed)
 
     def _environment_calls(self, seed: int) -> AbstractContextManager[None]:
         return environment_calls(
@@ -184,14 +188,19 @@ class EpisodePlayer:
         """Return the actions of the episodes in `live`, and advance their recurrent states."""
         count = self._spec.num_agents
         rows = [episode * count + agent for episode in live for agent in range(count)]
-        if self._rng is not None:
-            self._policy.assign_streams(0, len(rows), len(rows))
+        self._assign(len(rows))
         if self._memory is None:
             return self._act(obs.array[rows])
         self._memory.state = self._states[rows]
         actions = self._act(obs.array[rows])
         self._states[rows] = self._memory.state
         return actions
+
+    def _assign(self, rows: int) -> None:
+        """Let the policy draw for so many streams; it forgets its recurrent states."""
+        if self._rng is not None and rows != self._streams:
+            self._policy.assign_streams(0, rows, rows)
+            self._streams = rows
 
     def _act(self, obs: NDArray[Any]) -> NDArray[Any]:
         """Return greedy actions, or draws at the final exploration rate."""
@@ -205,12 +214,7 @@ class EpisodePlayer:
         return slice(episode * count, (episode + 1) * count) if self._spec.agents else episode
 
     def _no_memory(self, rows: int) -> NDArray[np.float32]:
-        """Return the recurrent states of `rows` streams at the start of episodes; without columns if not recurrent.
-
-        Drawn actions are those of so many streams.
-        """
-        if self._rng is not None:
-            self._policy.assign_streams(0, rows, rows)
+        """Return the recurrent states of `rows` streams at the start of episodes; without columns if not recurrent."""
         if self._memory is None:
             return np.zeros((rows, 0), np.float32)
         self._memory.forget(rows)

@@ -81,7 +81,7 @@ def _never_rose(e: Evidence) -> bool:
 
 
 LEARNED_WITHIN = {True: 100_000, False: 50_000}
-"""Steps, on policy and from replay, within which default records learned wherever they did (docs/results.md)."""
+"""Steps of the runs of default records, on policy and from replay, that the advice rests on (docs/results.md)."""
 
 
 def _long_without_success(e: Evidence) -> bool:

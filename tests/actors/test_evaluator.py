@@ -80,12 +80,18 @@ def test_vector_environments_play_their_share_each() -> None:
 @pytest.mark.parametrize("vector", [False, True])
 def test_actions_are_greedy_or_drawn_from_the_seed(vector: bool) -> None:
     env: Any = (lambda: SyncVectorEnv([fakes.PaysAction] * 2)) if vector else fakes.PaysAction
-    policy = fakes.RandomPolicy()
-    assert run_episodes(env, policy, 2, 3)[0].tolist() == [0.0, 0.0]
+    assigned: list[tuple[int, ...]] = []
+
+    class Noted(fakes.RandomPolicy):
+        def assign_streams(self, *streams: int) -> None:
+            assigned.append(streams)
+
+    policy = Noted()
+    assert run_episodes(env, policy, 2, 3)[0].tolist() == [0.0, 0.0] and not assigned
     rng = np.random.default_rng(3)
     expected = np.sum([rng.integers(0, 5, 2) for _ in range(3)], axis=0).tolist()
     assert run_episodes(env, policy, 2, 3, deterministic=False)[0].tolist() == expected
-    assert policy.streams == (0, 2, 2)
+    assert assigned == [(0, 2, 2)], "runs of random actions and noise go on from step to step"
     assert run_episodes(env, policy, 2, 4, deterministic=False)[0].tolist() != expected
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from small_records import small
 
-from asyncrl import Trainer
+from asyncrl import PPO, Trainer
 from asyncrl.errors import ConfigurationError
 
 
@@ -42,6 +42,18 @@ def test_the_first_episode_of_the_last_evaluation_is_filmed(tmp_path: Path) -> N
     assert [file.name for file in run.glob(".evaluation*")] == []
     plain = trainer_of(levels.Pictured).learn(400)
     assert np.array_equal(result.policy.weights, plain.policy.weights), "films change nothing"
+
+
+def test_a_film_draws_actions_where_evaluations_do() -> None:
+    run: dict[str, Any] = {"num_actors": 1, "envs_per_actor": 2, "target_eval_episodes": 1, "http": "off"}
+    record = PPO(segment_length=8, learning_rate=1e-9)
+    trainer = Trainer(levels.PicturedChoice, record, eval_film=True, eval_deterministic=False, seed=2, **run)
+    result = trainer.learn(16, progress=False)
+    shown = trainer.snapshot()
+    assert shown is not None and shown.film is not None and result.evaluation is not None
+    assert shown.film.return_sum == result.evaluation.return_mean, "of one episode the draws are the same"
+    greedy = Trainer(levels.PicturedChoice, record, seed=2, **run).learn(16, progress=False).evaluation
+    assert greedy is not None and greedy.return_mean != shown.film.return_sum
 
 
 def test_without_a_directory_the_film_ends_with_the_run() -> None:
