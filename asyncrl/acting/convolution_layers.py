@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 VALUES_WIDTH = 64
 """Units of the linear layer for the values that are not part of an image."""
-WIDTHS = {"small": 128, "cells": 128, "nature": 512, "impala": 256}
+WIDTHS = {"small": 128, "cells": 128, "coarse": 128, "nature": 512, "impala": 256}
 """Units of the linear layer after the convolutions of each network."""
 SECTIONS = (16, 32, 32)
 """Channels of the three sections of Espeholt et al. 2018 (fig. 3, right): a 3x3 convolution, a 3x3 max-pooling of
@@ -35,13 +35,15 @@ class Convolution(NamedTuple):
 PLAIN = {
     "small": (Convolution(16, 3, 2, 1), Convolution(32, 3, 2, 1)),
     "cells": (Convolution(16, 3, 1, 0), Convolution(32, 3, 1, 0)),
+    "coarse": (Convolution(16, 6, 3, 0), Convolution(32, 4, 2, 1)),
     "nature": (Convolution(32, 8, 4, 0), Convolution(64, 4, 2, 0), Convolution(64, 3, 1, 0)),
 }
 """Convolutions of the networks without residual blocks; ReLU follows each of them.
 
 Those of `small` are padded: without padding the second layer ignored the last rows of a 21 x 21 image. Those of
 `nature` are the three layers of Mnih et al. 2015. `cells` is `small` fitted to grids with a side below 12, whose cells
-are single things: no stride skips one (MinAtar's own network is one such layer).
+are single things: no stride skips one (MinAtar's own network is one such layer). `coarse` is `small` fitted to larger
+images: over 84 x 84 a quarter of the work of `nature`, over 42 x 42 a thirteenth of it.
 """
 
 

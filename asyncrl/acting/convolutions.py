@@ -25,6 +25,13 @@ from asyncrl.acting.layouts import LAYER_NORM_EPS
 from asyncrl.acting.noisy_layers import linear
 from asyncrl.envs.observations import Image
 
+LARGE = 36
+"""Smallest side of images whose channels come last in memory while gradients are computed.
+
+Forward and backward pass are then 10 to 25 % faster with one thread (84 x 84 x 4, Nature CNN, 256 rows: 241 to 184 ms on
+an AMD EPYC). A forward pass alone is slower so, and small images gain nothing.
+"""
+
 
 class ImageModule(nn.Module):
     """Convolutions for the images of a row, a linear layer for its other values, one hidden layer over both, the head.
@@ -88,7 +95,10 @@ class ImageModule(nn.Module):
         parts: list[Tensor] = []
         for (start, image), layers in zip(self._images, self.convolutions, strict=True):
             own = rows[:, :, start : start + image.values // self._frames].reshape(x.shape[0], -1)
-            parts.append(layers(channels_of(own, image)).flatten(1))
+            pixels = channels_of(own, image)
+            if torch.is_grad_enabled() and min(image.height, image.width) >= LARGE:
+                pixels = pixels.contiguous(memory_format=torch.channels_last)
+            parts.append(layers(pixels).flatten(1))
         if self.values is not None:
             parts.append(self.values(rows[:, :, self._others].flatten(1)).relu())
         if x.shape[1] > end:

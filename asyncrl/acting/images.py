@@ -2,6 +2,7 @@
 
 small    two 3x3 convolutions of stride 2 (16, 32 channels), 128 units     for images of 8 x 8 up to 35 x 35, and grids
          the same of stride 1                                              for grids with a side of 5 to 11 cells
+         16 6x6/3, 32 4x4/2, 128 units                                     for larger images
 nature   Mnih et al. 2015, "Human-level control": 32 8x8/4, 64 4x4/2, 64 3x3/1, 512 units    from 36 x 36 on
 impala   Espeholt et al. 2018, fig. 3: three sections of residual blocks (16, 32, 32 channels), 256 units
 """
@@ -28,7 +29,7 @@ SMALLEST_SIDES = {"small": SMALLEST_IMAGE, "impala": SMALLEST_IMAGE, "nature": 3
 LARGEST_CELLS = 11
 """Largest shorter side of the grids whose convolutions have no stride."""
 
-Convolutions = Literal["small", "cells", "nature", "impala"]
+Convolutions = Literal["small", "cells", "coarse", "nature", "impala"]
 
 
 class ImageNetwork:
@@ -132,11 +133,13 @@ class CombinedNetwork(ImageNetwork):
 def _fitting(name: NetworkName, image: Image) -> Convolutions:
     """Return `name` if it is a convolutional network that accepts the image, else "nature" or "small" by its size.
 
-    `small` has no strides for a small grid.
+    `small` has no strides for a small grid, and larger ones for a large image.
     """
     side = min(image.height, image.width)
     if image.grid and side <= LARGEST_CELLS and (name in ("auto", "small") or side < SMALLEST_IMAGE):
         return "cells"
+    if name == "small" and not image.grid and side >= SMALLEST_SIDES["nature"]:
+        return "coarse"
     if name in ("small", "nature", "impala") and side >= SMALLEST_SIDES[name]:
         return name  # type: ignore[return-value]
     return "nature" if side >= SMALLEST_SIDES["nature"] else "small"
@@ -167,6 +170,7 @@ def _combined(
 _TITLES = {
     "small": "small convolutional network",
     "cells": "small convolutional network without strides",
+    "coarse": "small convolutional network with large strides",
     "nature": "Nature CNN (Mnih et al. 2015)",
     "impala": "IMPALA ResNet (Espeholt et al. 2018)",
 }
@@ -201,7 +205,7 @@ def choose_network(
             return None
         return ConvolutionalNetwork(_fitting(name, image), image, value_outputs, noisy_sigma, layer_norm)
     side = SMALLEST_SIDES[name]
-    if name == "small" and image is not None and image.grid:
+    if name == "small" and image is not None and (image.grid or min(image.height, image.width) >= side):
         return ConvolutionalNetwork(_fitting(name, image), image, value_outputs, noisy_sigma, layer_norm)
     if image is None or min(image.height, image.width) < side:
         raise SpacesDoNotFit(

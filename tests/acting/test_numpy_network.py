@@ -34,7 +34,7 @@ from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import DiscreteAction, EnvSpec, Leaf
 
 ROWS, OUTPUTS = 3, 7
-SIDES = {"small": (11, 9), "cells": (7, 5), "nature": (44, 37), "impala": (17, 12)}
+SIDES = {"small": (11, 9), "cells": (7, 5), "coarse": (37, 44), "nature": (44, 37), "impala": (17, 12)}
 HEADS: dict[str, tuple[int, float, bool]] = {
     "plain": (0, 0.0, False),
     "dueling": (2, 0.0, False),

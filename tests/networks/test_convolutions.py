@@ -69,7 +69,7 @@ def test_what_was_chosen_is_told() -> None:
     assert network.text == "images 84x84x1, 4 frames: Nature CNN (Mnih et al. 2015)"
 
 
-@pytest.mark.parametrize("name", ["small", "nature", "impala"])
+@pytest.mark.parametrize("name", ["small", "coarse", "nature", "impala"])
 def test_sizes_are_those_of_the_papers(name: Any) -> None:
     image = Image(4, 84, 84, 1, False)
     network = ConvolutionalNetwork(name, image)
@@ -78,6 +78,8 @@ def test_sizes_are_those_of_the_papers(name: Any) -> None:
     if name == "nature":  # 3,136 features (7 x 7 x 64), 1.69 million parameters
         assert module.head[0].in_features == 3136
         assert sum(p.numel() for p in module.parameters()) == 1_687_206
+    if name == "coarse":
+        assert module.head[0].in_features == 13 * 13 * 32
     if name == "impala":
         assert module.head[0].in_features == 11 * 11 * 32
         assert sum(isinstance(m, nn.Conv2d) for m in module.modules()) == 15
@@ -92,6 +94,24 @@ def test_channels_are_those_of_the_image_in_either_order() -> None:
         rows = torch.from_numpy(array.reshape(2, -1))
         got = channels_of(rows, Image(4, 9, 8, 3, channels_first))
         np.testing.assert_array_equal(got.numpy(), wanted)
+
+
+@pytest.mark.parametrize("side", [21, 42])
+def test_the_order_of_a_large_images_memory_changes_no_gradient(side: int, monkeypatch: Any) -> None:
+    image = Image(4, side, side, 1, False)
+    module = ConvolutionalNetwork("small" if side < 36 else "coarse", image)(image.values, 3).double()
+    rows = torch.rand(5, image.values, dtype=torch.float64)
+    orders, gradients = [], []
+    module.convolutions[0][0].register_forward_hook(
+        lambda _, inputs, __: orders.append(inputs[0].is_contiguous(memory_format=torch.channels_last))
+    )
+    for smallest in (36, 1000):
+        monkeypatch.setattr("asyncrl.acting.convolutions.LARGE", smallest)
+        loss = module(rows).square().sum()
+        gradients.append(torch.autograd.grad(loss, list(module.parameters())))
+    assert orders == [side == 42, False]
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_what_stands_behind_the_image_joins_the_features() -> None:
