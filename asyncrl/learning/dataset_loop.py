@@ -20,7 +20,7 @@ from asyncrl.learning.divergence import DeviceFull, out_of_gpu_memory
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.pace import Pace
 from asyncrl.learning.staleness import StalenessMeter
-from asyncrl.learning.update_loop import TICK_SECONDS, Priorities, RunOptions, UpdateLoop
+from asyncrl.learning.update_loop import TICK_SECONDS, Priorities, LoopOptions, UpdateLoop
 from asyncrl.protocols import DatasetUpdater
 from asyncrl.replay.dataset_replay import DatasetReplay
 from asyncrl.saved_state import restore, saved
@@ -50,7 +50,7 @@ class DatasetLoop(UpdateLoop):
         batch: arrays into which batches are gathered.
         core: network, optimiser and loss.
         mailbox: mailbox for the first weights.
-        run: see `RunOptions`; its steps are updates.
+        run: see `LoopOptions`; its steps are updates.
     """
 
     core: DatasetUpdater
@@ -62,7 +62,7 @@ class DatasetLoop(UpdateLoop):
         batch: Batch,
         core: DatasetUpdater,
         mailbox: WeightMailbox,
-        **run: Unpack[RunOptions],
+        **run: Unpack[LoopOptions],
     ) -> None:
         self._replay, self._batch = replay, batch
         super().__init__(

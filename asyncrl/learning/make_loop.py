@@ -26,7 +26,7 @@ from asyncrl.learning.lockstep_replay import LockstepReplayLoop
 from asyncrl.learning.mirror import ObservationMirror, make_mirror
 from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
 from asyncrl.learning.segment_loop import SegmentLoop
-from asyncrl.learning.update_loop import RunOptions, UpdateLoop
+from asyncrl.learning.update_loop import LoopOptions, UpdateLoop
 from asyncrl.replay.dataset_replay import DatasetReplay, MixedReplay
 from asyncrl.replay.hindsight import Hindsight
 from asyncrl.replay.joint_replay import JointReplay
@@ -50,7 +50,7 @@ def make_loop(
     mailbox: WeightMailbox,
     goal_rewards: GoalRewards | None = None,
     dataset: RingReader | None = None,
-    **run: Unpack[RunOptions],
+    **run: Unpack[LoopOptions],
 ) -> UpdateLoop:
     """Make the update loop that `algorithm.update_loop` names, over all rings.
 
@@ -63,7 +63,7 @@ def make_loop(
         mailbox: mailbox to which weights are published.
         goal_rewards: rewards of goals, where the algorithm relabels them.
         dataset: ring of the dataset, or of the demonstrations; None without any.
-        run: see `RunOptions`.
+        run: see `LoopOptions`.
 
     Raises:
         ValueError: the pace would deadlock (see `Balance` and `SegmentBalance`).

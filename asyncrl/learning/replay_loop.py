@@ -16,7 +16,7 @@ from asyncrl.learning.divergence import DeviceFull, out_of_gpu_memory
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.mirror import ObservationMirror
 from asyncrl.learning.staleness import StalenessMeter
-from asyncrl.learning.update_loop import TIMED_UPDATES, Priorities, RunOptions, UpdateLoop
+from asyncrl.learning.update_loop import TIMED_UPDATES, Priorities, LoopOptions, UpdateLoop
 from asyncrl.networks.flat_vector import Drawn, FlatVector
 from asyncrl.protocols import ReplayUpdater, SequenceUpdater
 from asyncrl.replay.policy_replays import PolicyBatch, PolicyReplays
@@ -109,7 +109,7 @@ class ReplayLoop(UpdateLoop):
         core: network, optimiser and loss.
         mailbox: mailbox for published weights.
         mirror: observations on the learner's device; None if batches are gathered on the CPU.
-        run: see `RunOptions`.
+        run: see `LoopOptions`.
 
     Raises:
         ValueError: the pace would deadlock (see `Balance`).
@@ -128,7 +128,7 @@ class ReplayLoop(UpdateLoop):
         mailbox: WeightMailbox,
         *,
         mirror: ObservationMirror | None = None,
-        **run: Unpack[RunOptions],
+        **run: Unpack[LoopOptions],
     ) -> None:
         self._algorithm, self._mirror = algorithm, mirror
         # `PolicyReplays` has all methods that are used without groups, mirror and value pairs.

@@ -28,7 +28,7 @@ from asyncrl.learning.divergence import DeviceFull, out_of_gpu_memory
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.segment_balance import SegmentBalance, SegmentShape
 from asyncrl.learning.staleness import StalenessMeter
-from asyncrl.learning.update_loop import TICK_SECONDS, Priorities, RunOptions, UpdateLoop
+from asyncrl.learning.update_loop import TICK_SECONDS, Priorities, LoopOptions, UpdateLoop
 from asyncrl.protocols import SegmentUpdater
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.replay_state import restore_queue
@@ -46,7 +46,7 @@ class SegmentLoop(UpdateLoop):
         core: network, optimiser and loss.
         mailbox: mailbox for published weights.
         past: replay of past segments that are mixed into batches, or None.
-        run: see `RunOptions`.
+        run: see `LoopOptions`.
 
     Raises:
         ValueError: the pace would deadlock (see `SegmentBalance`).
@@ -64,7 +64,7 @@ class SegmentLoop(UpdateLoop):
         mailbox: WeightMailbox,
         *,
         past: PastSegments | None = None,
-        **run: Unpack[RunOptions],
+        **run: Unpack[LoopOptions],
     ) -> None:
         self._algorithm, self._queue, self._past = algorithm, queue, past
         self._per_batch = algorithm.segments_per_batch or len(queue.rings)

@@ -77,7 +77,7 @@ def no_directory() -> Path | None:
     return None
 
 
-class RunOptions(TypedDict):
+class LoopOptions(TypedDict):
     """Arguments of every update loop that concern the run, not the algorithm."""
 
     wake: Callable[[int], None]
@@ -106,7 +106,7 @@ class UpdateLoop(ABC):
         staleness: meter and correction of the staleness of the samples used.
         policy_lag: histogram of the policy lag of the steps received.
         interval: updates between two publications, see `Publisher`.
-        wake, snapshots, total_steps, max_env_steps, other_steps, dump_dir, env_kwargs: see `RunOptions`.
+        wake, snapshots, total_steps, max_env_steps, other_steps, dump_dir, env_kwargs: see `LoopOptions`.
 
     Attributes:
         core, staleness, policy_lag: see above.
