@@ -28,8 +28,8 @@ from asyncrl.envs.observations import Image
 LARGE = 36
 """Smallest side of images whose channels come last in memory while gradients are computed.
 
-Forward and backward pass are then 10 to 25 % faster with one thread (84 x 84 x 4, Nature CNN, 256 rows: 241 to 184 ms on
-an AMD EPYC). A forward pass alone is slower so, and small images gain nothing.
+Forward and backward pass are then 10 to 25 % faster with one thread (84 x 84 x 4, Nature CNN, 256 rows: 241 to 184 ms
+on an AMD EPYC). A forward pass alone is slower so, and small images gain nothing.
 """
 
 

@@ -1,9 +1,11 @@
 """Pilot runs: short trainings that measure the speed, for `asyncrl plan`.
 
-`plan` varies the numbers of actors and of environments per actor. The two sides of a run, actors with a nearly idle
-learner and the learner with idle actors, are pilots with changed options. For replay `samples_per_insert` is tiny or
-huge, so that one side waits for the other. For segments `epochs` is 1 or endless; the time that actors wait for the
-single epoch is subtracted.
+    Mao et al. 2023     Spreeze: high-throughput parallel reinforcement learning framework (batch size, actors)
+
+`plan` varies the numbers of actors, of an environment's threads and of environments per actor, and the batch size. The
+two sides of a run, actors with a nearly idle learner and the learner with idle actors, are pilots with changed options.
+For replay `samples_per_insert` is tiny or huge, so that one side waits for the other. For segments `epochs` is 1 or
+endless; the time that actors wait for the single epoch is subtracted.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ class Pilot:
         env_steps_per_second, updates_per_second: rates while it learned.
         learner_wait_fraction, actor_wait_fraction: shares of that time.
         actor_bytes: private memory of all actors.
+        env_threads: threads of an environment, if they are varied.
+        batch_size: rows of an update, None where the algorithm has no such option.
     """
 
     num_actors: int
@@ -53,6 +57,13 @@ class Pilot:
     learner_wait_fraction: float
     actor_wait_fraction: float
     actor_bytes: int
+    env_threads: int = 1
+    batch_size: int | None = None
+
+    @property
+    def cores(self) -> int:
+        """Cores that the environments can use: actors times threads; an actor steps one after the other."""
+        return self.num_actors * self.env_threads
 
     @property
     def limit(self) -> str:
@@ -62,18 +73,23 @@ class Pilot:
 
 def plan(
     config: TrainerConfig,
-    algorithm: Algorithm,
-    cores: int,
+    algorithm: Any,
     seconds: float,
+    *,
+    cores: int,
+    env_threads: str | None = None,
+    batch_sizes: Sequence[int] = (),
     on_pilot: Callable[[Pilot], None] = lambda pilot: None,
 ) -> list[Pilot]:
-    """Run pilots with 1, 2, 4, ... actors up to `cores`, then with fewer and more environments at the fastest of these.
+    """Run pilots with 1, 2, 4, ... actors and threads, then, at the fastest, with other environments and batches.
 
     Args:
         config: options of the planned run.
         algorithm: options of its algorithm.
-        cores: most actors.
         seconds: seconds of learning per pilot; the time before the first update does not count.
+        cores: most actors times threads of an environment.
+        env_threads: keyword argument of the environment's constructor with its number of threads; None varies none.
+        batch_sizes: batch sizes measured at the fastest numbers.
         on_pilot: called with each pilot when it has ended.
 
     Raises:
@@ -81,29 +97,57 @@ def plan(
     """
     pilots: list[Pilot] = []
 
-    def measure(actors: int, envs: int) -> None:
-        pilots.append(run_pilot(config, algorithm, actors, envs, seconds))
+    def measure(actors: int, envs: int, threads: int, record: Any = algorithm) -> None:
+        run = config if env_threads is None else with_threads(config, env_threads, threads)
+        found = run_pilot(run, record, actors, envs, seconds)
+        pilots.append(dataclasses.replace(found, env_threads=threads))
         on_pilot(pilots[-1])
 
-    for actors in _actor_counts(cores):
-        measure(actors, config.envs_per_actor)
+    for threads in [1] if env_threads is None else _counts(cores):
+        for actors in _counts(cores // threads):
+            measure(actors, config.envs_per_actor, threads)
     best = fastest(pilots)
     for envs in sorted({max(1, config.envs_per_actor // 4), config.envs_per_actor * 4}):
         if best.envs_per_actor == config.envs_per_actor != envs:
-            measure(best.num_actors, envs)
+            measure(best.num_actors, envs, best.env_threads)
+    best = fastest(pilots)
+    for size in batch_sizes:
+        if size != best.batch_size:
+            record = dataclasses.replace(algorithm, **{batch_option(algorithm): size})
+            measure(best.num_actors, best.envs_per_actor, best.env_threads, record)
     return pilots
 
 
-def _actor_counts(cores: int) -> list[int]:
-    """1, 2, 4, ... and `cores`."""
-    return sorted({*(1 << k for k in range(cores.bit_length()) if 1 << k <= cores), max(1, cores)})
+def with_threads(config: TrainerConfig, argument: str, threads: int) -> TrainerConfig:
+    """Return `config` with this keyword argument of the environment's constructor."""
+    return dataclasses.replace(config, env_kwargs={**config.env_kwargs, argument: threads})
+
+
+def batch_option(algorithm: Any) -> str:
+    """Name of the algorithm's option that sets the rows of an update, "" if it has none."""
+    return next((name for name in ("minibatch_size", "batch_size") if hasattr(algorithm, name)), "")
+
+
+def _counts(most: int) -> list[int]:
+    """1, 2, 4, ... and `most`."""
+    return sorted({*(1 << k for k in range(most.bit_length()) if 1 << k <= most), max(1, most)})
 
 
 def fastest(pilots: Sequence[Pilot]) -> Pilot:
-    """The fastest pilot by steps per second; within `SAME_SHARE`, the one with the fewest actors, then environments."""
-    limit = SAME_SHARE * max(pilot.env_steps_per_second for pilot in pilots)
-    fast = [pilot for pilot in pilots if pilot.env_steps_per_second >= limit]
-    return min(fast, key=lambda pilot: (pilot.num_actors, pilot.envs_per_actor))
+    """The fastest pilot by steps per second with the batch size of the first one.
+
+    Within `SAME_SHARE` it is the one with the fewest actors, then threads, then environments.
+    """
+    comparable = [pilot for pilot in pilots if pilot.batch_size == pilots[0].batch_size]
+    limit = SAME_SHARE * max(pilot.env_steps_per_second for pilot in comparable)
+    fast = [pilot for pilot in comparable if pilot.env_steps_per_second >= limit]
+    return min(fast, key=lambda pilot: (pilot.num_actors, pilot.env_threads, pilot.envs_per_actor))
+
+
+def efficiency(pilot: Pilot, first: Pilot) -> float:
+    """Steps per second over those of the first pilot times its factor of cores: 1 is linear."""
+    linear = first.env_steps_per_second * pilot.cores / first.cores
+    return pilot.env_steps_per_second / max(linear, 1e-9)
 
 
 def run_pilot(
@@ -143,7 +187,8 @@ def run_pilot(
         result = trainer.learn(on_snapshot=collect, progress=False)
         last = trainer.snapshot()
     assert last is not None
-    return _measured(learned or [last], result.policy.spec.vector_envs or envs_per_actor)
+    found = _measured(learned or [last], result.policy.spec.vector_envs or envs_per_actor)
+    return dataclasses.replace(found, batch_size=getattr(algorithm, batch_option(algorithm), None))
 
 
 def _measured(learned: Sequence[Snapshot], envs_per_actor: int) -> Pilot:

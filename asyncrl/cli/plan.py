@@ -1,4 +1,4 @@
-"""`asyncrl plan ENV`: measure the fastest numbers of actors and environments on this machine, and the bottleneck."""
+"""`asyncrl plan ENV`: measure the fastest numbers of actors, environments and threads, and the bottleneck."""
 
 from __future__ import annotations
 
@@ -59,7 +59,21 @@ def make_parser(algorithm: str | None = None) -> Parser:
         "--seconds", type=finite_number, default=3.0, metavar="X", help="each measurement (3)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--cores", type=int, metavar="N", help="most actors (the cores of this machine)")
+    parser.add_argument(
+        "--cores", type=int, metavar="N", help="most actors times threads (the cores of this machine)"
+    )
+    parser.add_argument(
+        "--env-threads",
+        metavar="KEY",
+        help="keyword argument of the environment's constructor with its number of threads: 1, 2, 4, ... are tried",
+    )
+    parser.add_argument(
+        "--batch-sizes",
+        type=_counts,
+        default=(),
+        metavar="N,N",
+        help="batch sizes tried at the fastest numbers",
+    )
     if algorithm is not None:
         group = parser.add_argument_group(f"options of {algorithm}")
         add_flags(group, ALGORITHMS[algorithm], prefix=f"{algorithm}.", brief=True)
@@ -76,13 +90,30 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("--cores must be at least 1")
     flags = {**given_flags(parsed, TrainerConfig), "algo": algo}
     parsed.fixed = "num_actors" in flags
+    if parsed.fixed and (parsed.env_threads or parsed.batch_sizes):
+        parser.error(
+            "--actors measures one number alone: it goes with neither --env-threads nor --batch-sizes"
+        )
     rest = {"env": parsed.ENV, **preset_options(algo, parsed.ENV)}
     parsed.config = merged(parser, TrainerConfig, flags, rest)
     record: Any = ALGORITHMS[algo]
     given = given_flags(parsed, record, f"{algo}.")
     tuned = option_values(record.preset(parsed.ENV))
     parsed.algorithm = merged(parser, record, given, tuned, prefix=f"{algo}.")
+    if parsed.batch_sizes:
+        from asyncrl.cli.pilots import batch_option
+
+        if not batch_option(parsed.algorithm):
+            parser.error(f"--batch-sizes: {algo} has no option that sets the rows of an update")
     return parsed
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Parse whole numbers above 0, separated by commas."""
+    numbers = tuple(int(part) for part in text.split(",") if part.strip().isdecimal())
+    if len(numbers) != text.count(",") + 1 or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"must be whole numbers above 0 such as 64,256, got {text!r}")
+    return numbers
 
 
 def run(options: argparse.Namespace, server: ForkServer) -> None:
@@ -91,13 +122,13 @@ def run(options: argparse.Namespace, server: ForkServer) -> None:
     if options.json:
         print(json.dumps(_facts(sides, pilots), allow_nan=False))
     else:
-        print(_text(sides, pilots, options.config.total_steps))
+        print(_text(sides, pilots, options.config.total_steps, options.env_threads))
 
 
 def _measure(options: argparse.Namespace, server: ForkServer) -> tuple[Sides, list[Pilot]]:
     """Measure the runs, then environment, actors and learner alone with the numbers of the fastest run."""
     from asyncrl.actors.probe import trial
-    from asyncrl.cli.pilots import Sides, actors_alone, fastest, learner_alone, plan, run_pilot
+    from asyncrl.cli.pilots import Sides, actors_alone, fastest, learner_alone, plan, run_pilot, with_threads
     from asyncrl.envs.source import EnvSource
 
     config, algorithm, seconds = options.config, options.algorithm, options.seconds
@@ -108,8 +139,18 @@ def _measure(options: argparse.Namespace, server: ForkServer) -> tuple[Sides, li
     else:
         live = sys.stderr.isatty() and not options.json
         cores = options.cores or usable_cores()
-        pilots = plan(config, algorithm, cores, seconds, _show if live else lambda pilot: None)
+        pilots = plan(
+            config,
+            algorithm,
+            seconds,
+            cores=cores,
+            env_threads=options.env_threads,
+            batch_sizes=options.batch_sizes,
+            on_pilot=_show if live else lambda pilot: None,
+        )
     best = fastest(pilots)
+    if options.env_threads is not None:
+        config = with_threads(config, options.env_threads, best.env_threads)
     config = dataclasses.replace(config, num_actors=best.num_actors, envs_per_actor=best.envs_per_actor)
     actors, learner = (side(config, algorithm, seconds) for side in (actors_alone, learner_alone))
     return Sides(bare.steps_per_second, actors, learner, best), pilots
@@ -134,28 +175,41 @@ def _show(pilot: Pilot) -> None:
     print(f"{settings}: {pilot.env_steps_per_second:,.0f} steps/s", file=sys.stderr, flush=True)
 
 
-def _text(sides: Sides, pilots: Sequence[Pilot], total_steps: int | None) -> str:
+def _table(pilots: Sequence[Pilot]) -> str:
+    """Table of the pilots; columns of what they do not vary are left out."""
+    from asyncrl.cli.pilots import efficiency
+
+    columns: dict[str, list[str]] = {"actors": [str(pilot.num_actors) for pilot in pilots]}
+    if any(pilot.env_threads > 1 for pilot in pilots):
+        columns["threads"] = [str(pilot.env_threads) for pilot in pilots]
+    columns["envs each"] = [str(pilot.envs_per_actor) for pilot in pilots]
+    if len({pilot.batch_size for pilot in pilots}) > 1:
+        columns["batch"] = [str(pilot.batch_size) for pilot in pilots]
+    columns["steps/s"] = [f"{pilot.env_steps_per_second:,.0f}" for pilot in pilots]
+    if any(pilot.cores > pilots[0].cores for pilot in pilots):
+        columns["of linear"] = [f"{efficiency(pilot, pilots[0]):.0%}" for pilot in pilots]
+    columns |= {
+        "updates/s": [f"{pilot.updates_per_second:,.0f}" for pilot in pilots],
+        "learner waits": [f"{pilot.learner_wait_fraction:.0%}" for pilot in pilots],
+        "actors wait": [f"{pilot.actor_wait_fraction:.0%}" for pilot in pilots],
+        "actors' memory": [f"{pilot.actor_bytes / 1e6:,.0f} MB" for pilot in pilots],
+    }
+    return text_table(tuple(columns), list(zip(*columns.values(), strict=True)))
+
+
+def _text(
+    sides: Sides, pilots: Sequence[Pilot], total_steps: int | None, env_threads: str | None = None
+) -> str:
     best, enough = sides.together, sides.learner_steps_per_second
-    header = ("actors", "envs each", "steps/s", "updates/s", "learner waits", "actors wait", "actors' memory")
-    rows = [
-        (
-            str(pilot.num_actors),
-            str(pilot.envs_per_actor),
-            f"{pilot.env_steps_per_second:,.0f}",
-            f"{pilot.updates_per_second:,.0f}",
-            f"{pilot.learner_wait_fraction:.0%}",
-            f"{pilot.actor_wait_fraction:.0%}",
-            f"{pilot.actor_bytes / 1e6:,.0f} MB",
-        )
-        for pilot in pilots
-    ]
     fastest = f"fastest      --actors {best.num_actors} --envs-per-actor {best.envs_per_actor}"
+    if env_threads is not None:
+        fastest += f" --env-kwargs {env_threads}:{best.env_threads}"
     if total_steps is not None and best.env_steps_per_second > 0:
         minutes = total_steps / best.env_steps_per_second / 60
         fastest += f": {total_steps:,} steps in {minutes:,.1f} minutes"
     pace = f"; enough for {enough:,.0f} steps/s" if enough is not None else ""
     lines = [
-        text_table(header, rows),
+        _table(pilots),
         "",
         fastest,
         f"environment  {sides.env_steps_per_second:,.0f} steps/s: one, in one process, with random actions",

@@ -20,7 +20,7 @@ from asyncrl.learning.divergence import DeviceFull, out_of_gpu_memory
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.pace import Pace
 from asyncrl.learning.staleness import StalenessMeter
-from asyncrl.learning.update_loop import TICK_SECONDS, Priorities, LoopOptions, UpdateLoop
+from asyncrl.learning.update_loop import TICK_SECONDS, LoopOptions, Priorities, UpdateLoop
 from asyncrl.protocols import DatasetUpdater
 from asyncrl.replay.dataset_replay import DatasetReplay
 from asyncrl.saved_state import restore, saved

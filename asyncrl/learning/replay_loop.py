@@ -16,7 +16,7 @@ from asyncrl.learning.divergence import DeviceFull, out_of_gpu_memory
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.mirror import ObservationMirror
 from asyncrl.learning.staleness import StalenessMeter
-from asyncrl.learning.update_loop import TIMED_UPDATES, Priorities, LoopOptions, UpdateLoop
+from asyncrl.learning.update_loop import TIMED_UPDATES, LoopOptions, Priorities, UpdateLoop
 from asyncrl.networks.flat_vector import Drawn, FlatVector
 from asyncrl.protocols import ReplayUpdater, SequenceUpdater
 from asyncrl.replay.policy_replays import PolicyBatch, PolicyReplays

@@ -28,7 +28,7 @@ from asyncrl.learning.divergence import DeviceFull, out_of_gpu_memory
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.segment_balance import SegmentBalance, SegmentShape
 from asyncrl.learning.staleness import StalenessMeter
-from asyncrl.learning.update_loop import TICK_SECONDS, Priorities, LoopOptions, UpdateLoop
+from asyncrl.learning.update_loop import TICK_SECONDS, LoopOptions, Priorities, UpdateLoop
 from asyncrl.protocols import SegmentUpdater
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.replay_state import restore_queue

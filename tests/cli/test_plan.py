@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 
 import pytest
 
@@ -31,6 +32,22 @@ def test_presets_and_flags_become_the_records_of_the_pilots() -> None:
         (["CartPole-v1", "--algo", "dqn", "--seconds", "nan"], "--seconds: must be a finite number above 0"),
         (["CartPole-v1", "--algo", "dqn", "--dqn.gamma", "2"], "argument --dqn.gamma"),
         (["CartPole-v1", "--algo", "dqn", "--actors", "0"], "argument --actors"),
+        (
+            ["CartPole-v1", "--algo", "dqn", "--batch-sizes", "64,"],
+            "must be whole numbers above 0 such as 64,256",
+        ),
+        (
+            ["CartPole-v1", "--algo", "dqn", "--batch-sizes", "64,0"],
+            "must be whole numbers above 0 such as 64,256",
+        ),
+        (
+            ["CartPole-v1", "--algo", "impala", "--batch-sizes", "64"],
+            "impala has no option that sets the rows",
+        ),
+        (
+            ["CartPole-v1", "--algo", "dqn", "--actors", "1", "--env-threads", "n"],
+            "measures one number alone",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(
@@ -49,6 +66,45 @@ def test_the_text_names_the_fastest_and_the_duration() -> None:
     text = plan._text(Sides(500.0, fast, fast, fast), [slow, fast], 600_000)
     assert "fastest      --actors 2 --envs-per-actor 16: 600,000 steps in 10.0 minutes" in text
     assert max(map(len, text.splitlines())) <= 110
+
+
+def test_efficiency_is_against_the_first_pilot_and_columns_show_what_varies() -> None:
+    one = Pilot(1, 4, 100.0, 10.0, 0.0, 0.0, 10_000_000, batch_size=64)
+    pilots = [
+        one,
+        replace(one, num_actors=2, env_steps_per_second=150.0),
+        replace(one, env_threads=2, env_steps_per_second=190.0),
+        replace(one, num_actors=2, env_threads=2, env_steps_per_second=300.0),
+        replace(one, num_actors=2, env_threads=2, env_steps_per_second=400.0, batch_size=256),
+    ]
+    assert [module.efficiency(each, one) for each in pilots] == [1.0, 0.75, 0.95, 0.75, 1.0]
+    best = module.fastest(pilots)
+    assert best is pilots[3], "another batch size is another training"
+    lines = plan._text(Sides(100.0, best, best, best), pilots, None, "num_threads").splitlines()
+    assert lines[0].split()[:6] == ["actors", "threads", "envs", "each", "batch", "steps/s"]
+    assert lines[4].split()[:6] == ["2", "2", "4", "64", "300", "75%"]
+    assert "fastest      --actors 2 --envs-per-actor 4 --env-kwargs num_threads:2" in lines
+    alone = plan._text(Sides(100.0, one, one, one), [one], None).splitlines()[0]
+    assert "threads" not in alone and "batch" not in alone and "linear" not in alone
+
+
+def test_threads_and_batch_sizes_are_varied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which a step takes 1 / threads, actors share nothing, and 16 environments are fastest."""
+    seen = []
+
+    def run(config: TrainerConfig, algorithm: PPO, actors: int, envs: int, seconds: float) -> Pilot:
+        threads = config.env_kwargs["n"]
+        seen.append((actors, threads, envs, algorithm.minibatch_size))
+        speed = 100.0 * actors**0.5 * threads * (2 if envs == 16 else 1)
+        return Pilot(actors, envs, speed, 1.0, 0.0, 0.0, 0, batch_size=algorithm.minibatch_size)
+
+    monkeypatch.setattr(module, "run_pilot", run)
+    config = TrainerConfig(env="CartPole-v1", algo="ppo", envs_per_actor=4, env_kwargs={"other": 1})
+    found = module.plan(config, PPO(), 1.0, cores=4, env_threads="n", batch_sizes=(64, 256))
+    grid = [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4)]
+    assert seen[:6] == [(actors, threads, 4, 64) for actors, threads in grid]
+    assert seen[6:] == [(1, 4, 1, 64), (1, 4, 16, 64), (1, 4, 16, 256)]
+    assert module.fastest(found) == found[7]
 
 
 def pilot(steps: float, updates: float, learner_waits: float = 0.0, actors_wait: float = 0.0) -> Pilot:
