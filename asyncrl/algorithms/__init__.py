@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.algorithms.registry import ALGORITHMS as ALGORITHMS
@@ -32,7 +33,12 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
-        return ["ALGORITHMS", "preset_options", *(record.__name__ for record in ALGORITHMS.values())]
+        return [
+            "ALGORITHMS",
+            "over_preset",
+            "preset_options",
+            *(record.__name__ for record in ALGORITHMS.values()),
+        ]
     record = ALGORITHMS.get(name.lower())
     if record is None or record.__name__ != name:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -42,3 +48,11 @@ def __getattr__(name: str) -> Any:
 def preset_options(algorithm: str, env: str) -> dict[str, Any]:
     """Options of the run (`num_actors`, ...) tuned for `algorithm` in `env`; empty without a preset."""
     return ALGORITHMS[algorithm].preset_options(env) if algorithm in ALGORITHMS else {}
+
+
+def over_preset(algorithm: str, env: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a run over those of the preset. Keyword arguments of the environment are put together, one by one."""
+    tuned = preset_options(algorithm, env)
+    below, given = tuned.get("env_kwargs", {}), options.get("env_kwargs")
+    together = {"env_kwargs": {**below, **given}} if below and isinstance(given, Mapping) else {}
+    return {**tuned, **options, **together}

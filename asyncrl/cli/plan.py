@@ -14,7 +14,7 @@ from asyncrl.algorithms import ALGORITHMS, preset_options
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
 from asyncrl.cli.flags import Parser, add_flags, finite_number, given_flags, merged
 from asyncrl.cli.text_table import text_table
-from asyncrl.cli.train_flags import answer, check_algorithm, last_value
+from asyncrl.cli.train_flags import above_preset, answer, check_algorithm, last_value
 from asyncrl.config import TrainerConfig, usable_cores
 from asyncrl.options import option_values
 
@@ -95,6 +95,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
             "--actors measures one number alone: it goes with neither --env-threads nor --batch-sizes"
         )
     rest = {"env": parsed.ENV, **preset_options(algo, parsed.ENV)}
+    if "env_kwargs" in flags:
+        flags["env_kwargs"] = above_preset(algo, parsed.ENV, flags["env_kwargs"])
     parsed.config = merged(parser, TrainerConfig, flags, rest)
     record: Any = ALGORITHMS[algo]
     given = given_flags(parsed, record, f"{algo}.")

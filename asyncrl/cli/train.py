@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncrl.algorithms import ALGORITHMS, preset_options
+from asyncrl.algorithms import ALGORITHMS, over_preset
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
 from asyncrl.cli.flags import Parser, given_flags, merged
 from asyncrl.cli.interrupts import Interrupts
 from asyncrl.cli.run_name import new_run_dir, remove_if_never_trained
 from asyncrl.cli.train_flags import (
+    above_preset,
     algorithms_named,
     check_algorithm,
     last_value,
@@ -136,7 +137,9 @@ def parse_run(arguments: Sequence[str], make_parser: Callable[[list[str]], Parse
     if "algo" in flags:
         flags["algo"] = algo
     check_algorithm(parser, algo)
-    tuned = {"env": env, **preset_options(algo, env), **in_file, "algo": algo}
+    tuned = {"env": env, **over_preset(algo, env, in_file), "algo": algo}
+    if "env_kwargs" in flags:
+        flags["env_kwargs"] = above_preset(algo, env, flags["env_kwargs"])
     if file is not None and _is_own_file(in_file.get("run_dir"), file):
         del tuned["run_dir"]
     pickled = flags.get("env_file", in_file.get("env_file")) is not None

@@ -10,7 +10,7 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 
-from asyncrl.algorithms import ALGORITHMS
+from asyncrl.algorithms import ALGORITHMS, preset_options
 from asyncrl.algorithms.other_names import answer as other_answer
 from asyncrl.algorithms.other_names import closest_algorithm, other_names
 from asyncrl.algorithms.registry import algorithm_name
@@ -18,7 +18,7 @@ from asyncrl.cli.flags import Parser, add_flags, count, flag_of
 from asyncrl.cli.output import print_error
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import AsyncRLError
-from asyncrl.options import near_miss, option_help
+from asyncrl.options import near_miss, option_help, texts_of_mapping
 
 NOT_A_FIELD = ("config", "seeds", "jobs")
 """Flags of the command that are no options of a run."""
@@ -133,6 +133,11 @@ def last_value(arguments: Sequence[str], flag: str) -> str | None:
         elif word.startswith(f"{flag}="):
             value = word.removeprefix(f"{flag}=")
     return value
+
+
+def above_preset(algorithm: str, env: str, texts: Sequence[str]) -> list[str]:
+    """Keyword arguments of the environment as KEY:VALUE: those of the preset, and after them, above them, `texts`."""
+    return [*texts_of_mapping(preset_options(algorithm, env).get("env_kwargs", {})), *texts]
 
 
 def answer(flag: str, algorithm: str | None) -> str | None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from asyncrl.algorithms import ALGORITHMS, preset_options
+from asyncrl.algorithms import ALGORITHMS, over_preset
 from asyncrl.algorithms.other_names import closest_algorithm, unknown_option
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
 from asyncrl.config import TrainerConfig
@@ -109,7 +109,7 @@ def with_preset(name: str, env: str, options: dict[str, Any]) -> tuple[Algorithm
             facts={"algorithms": ", ".join(ALGORITHMS)},
             fix=f"write {miss!r}" if miss else "choose one of these",
         )
-    return ALGORITHMS[name].preset(env), {**preset_options(name, env), **options}
+    return ALGORITHMS[name].preset(env), over_preset(name, env, options)
 
 
 def require_steps(algorithm: Algorithm, config: TrainerConfig, resumed: Resumption | None) -> None:

@@ -7,7 +7,7 @@ from snapshots import make_actor, make_snapshot
 
 from asyncrl import DQN
 from asyncrl.cli import pilots as module
-from asyncrl.cli.pilots import Pilot, _actor_counts, _measured, fastest, plan, run_pilot
+from asyncrl.cli.pilots import Pilot, _counts, _measured, fastest, plan, run_pilot
 from asyncrl.config import TrainerConfig
 from asyncrl.trainer.trainer import Trainer
 
@@ -20,7 +20,7 @@ def make(actors: int, envs: int, speed: float) -> Pilot:
     ("cores", "counts"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8]), (9, [1, 2, 4, 8, 9])]
 )
 def test_actors_are_doubled_up_to_the_cores(cores: int, counts: list[int]) -> None:
-    assert _actor_counts(cores) == counts
+    assert _counts(cores) == counts
 
 
 def test_of_equal_speeds_the_one_with_fewest_actors_is_taken() -> None:
@@ -60,7 +60,7 @@ def test_more_and_fewer_environments_are_tried_at_the_fastest_number_of_actors(
     )
     seen: list[Pilot] = []
     config = TrainerConfig(env="CartPole-v1", algo="dqn", envs_per_actor=8)
-    found = plan(config, DQN(), 3, 1.0, seen.append)
+    found = plan(config, DQN(), 1.0, cores=3, on_pilot=seen.append)
     assert found == seen == [make(*setting, speed) for setting, speed in speeds.items()]
     assert fastest(found) == make(2, 32, 60.0)
 
@@ -69,7 +69,7 @@ def test_a_vector_environment_sets_its_number_itself(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         module, "run_pilot", lambda config, algorithm, actors, envs, _: make(actors, 4, 10.0 * actors)
     )
-    found = plan(TrainerConfig(env="CartPole-v1", algo="dqn"), DQN(), 2, 1.0)
+    found = plan(TrainerConfig(env="CartPole-v1", algo="dqn"), DQN(), 1.0, cores=2)
     assert found == [make(1, 4, 10.0), make(2, 4, 20.0)]
 
 
