@@ -51,4 +51,6 @@ def _settings(env: str, algo: str) -> str:
 def _toml(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
     return f'"{value}"' if isinstance(value, str) else str(value)

@@ -12,7 +12,7 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from waiting import PATIENCE_SECONDS
 import asyncrl.actors.forkserver
 from asyncrl import errors
 from asyncrl.algorithms.dqn import DQN
-from asyncrl.cli import training
+from asyncrl.cli import plan, training
 from asyncrl.cli.eval import EvalOptions
 from asyncrl.cli.main import COMMANDS, main
 from asyncrl.cli.train import parse as parse_train
@@ -37,6 +37,7 @@ from asyncrl.storage.checkpoint import CheckpointMeta, save
 from asyncrl.storage.config_file import dump_config
 from asyncrl.storage.run_directory import RunDirectory
 from asyncrl.storage.run_files import write_run_files
+from asyncrl.trainer.arguments import with_preset
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ["train", "Unknown-v0", "--algo", "dqn"]
@@ -168,6 +169,32 @@ def test_a_port_is_a_number() -> None:
         ["Unknown-v0", "--algo=dqn", "--http=8080", "--num-actors=3", "--total-steps=1e6"]
     )
     assert (config.http, config.num_actors, config.total_steps) == (8080, 3, 1_000_000)
+
+
+def test_keyword_arguments_of_a_preset_lie_below_those_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from asyncrl.algorithms import hyperparameters
+    from asyncrl.algorithms.preset_files import Preset
+
+    preset = Preset({}, {"env_kwargs": {"gravity": -9, "wind_power": 1.5}})
+    monkeypatch.setattr(hyperparameters, "load_presets", lambda name: {"LunarLander-v3": preset})
+
+    def parsed(*arguments: str) -> Mapping[str, Any]:
+        found = parse_train(["LunarLander-v3", "--algo", "dqn", "--steps", "100", *arguments])
+        assert isinstance(found, tuple)
+        return found[0].env_kwargs
+
+    given = ("--env-kwargs", "gravity:-8", "enable_wind:True")
+    both = {"gravity": -8, "wind_power": 1.5, "enable_wind": True}
+    assert parsed() == preset.run["env_kwargs"] and parsed(*given) == both
+    assert with_preset("dqn", "LunarLander-v3", {})[1] == preset.run
+    from_python = {"env_kwargs": {"gravity": -8, "enable_wind": True}}
+    assert with_preset("dqn", "LunarLander-v3", from_python)[1] == {"env_kwargs": both}
+    file = tmp_path / "config.toml"
+    file.write_text("[trainer]\nenv_kwargs = { gravity = -7 }\n")
+    assert parsed("--config", str(file)) == {"gravity": -7, "wind_power": 1.5}
+    assert plan.parse(["LunarLander-v3", "--algo", "dqn", *given]).config.env_kwargs == both
 
 
 def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path) -> None:
