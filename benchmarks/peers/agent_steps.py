@@ -78,7 +78,7 @@ def supersuit_rate(name: str, seconds: float) -> float:
     while time.perf_counter() < end:
         vector.step(drawn[steps & 4095])
         steps += 1
-    return steps * vector.num_envs / seconds
+    return float(steps * vector.num_envs / seconds)
 
 
 def asyncrl_rate(name: str, seconds: float) -> float:
