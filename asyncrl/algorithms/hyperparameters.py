@@ -9,7 +9,7 @@ from asyncrl.acting.images import NetworkName, choose_network, with_shape
 from asyncrl.acting.layouts import NetworkFactory
 from asyncrl.acting.schedules import Rate
 from asyncrl.algorithms.other_names import unknown_option
-from asyncrl.algorithms.preset_files import load_presets
+from asyncrl.algorithms.preset_files import preset_for
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import Range, check_options
 
@@ -100,7 +100,7 @@ class Hyperparameters:
         With a network of one's own the preset's heads (`dueling`, `noisy`) are left out, with a learning rate that is a
         function the preset's schedule.
         """
-        preset = load_presets(cls.name).get(env_name)
+        preset = preset_for(cls.name, env_name)
         tuned = dict(preset.algorithm) if preset else {}
         if callable(overrides.get("network")):
             tuned = {name: value for name, value in tuned.items() if name not in ("dueling", "noisy")}
@@ -111,7 +111,7 @@ class Hyperparameters:
     @classmethod
     def preset_options(cls, env_name: str) -> dict[str, Any]:
         """Options of the run that belong to the preset, as a new dict."""
-        preset = load_presets(cls.name).get(env_name)
+        preset = preset_for(cls.name, env_name)
         return dict(preset.run) if preset else {}
 
     @property

@@ -1,4 +1,7 @@
-"""Presets: tuned settings of an algorithm for an environment, read from `presets/<algorithm>.toml`."""
+"""Presets: tuned settings of an algorithm for an environment, read from `presets/<algorithm>.toml`.
+
+A name that ends with `*`, such as `ALE/*`, stands for all environments that begin so and have no preset of their own.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Preset:
 
 @functools.cache
 def load_presets(algorithm: str) -> Mapping[str, Preset]:
-    """Presets of an algorithm by environment id; empty if it has no file."""
+    """Presets of an algorithm by environment id, or the beginning of one and `*`; empty if it has no file."""
     file = FOLDER / f"{algorithm}.toml"
     if not file.exists():
         return {}
@@ -38,3 +41,14 @@ def load_presets(algorithm: str) -> Mapping[str, Preset]:
         env: Preset(table.get("algorithm", {}), table.get("run", {}), table.get("reached", ""))
         for env, table in tables.items()
     }
+
+
+def preset_for(algorithm: str, env: str) -> Preset | None:
+    """Preset of an algorithm for an environment's id: its own, else that of its family; None without one."""
+    presets = load_presets(algorithm)
+    return presets.get(env) or next((found for name, found in presets.items() if is_family(name, env)), None)
+
+
+def is_family(name: str, env: str) -> bool:
+    """Whether the name of a preset stands for several environments, this one among them."""
+    return name.endswith("*") and env.lower().startswith(name[:-1].lower())

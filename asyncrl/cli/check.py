@@ -60,7 +60,7 @@ def run(options: argparse.Namespace, server: ForkServer) -> None:
 
 def _facts(trial: Trial) -> dict[str, Any]:
     from asyncrl.algorithms.action_spaces import supported_algorithms
-    from asyncrl.algorithms.preset_files import load_presets
+    from asyncrl.algorithms.preset_files import preset_for
     from asyncrl.algorithms.registry import ALGORITHMS
 
     spec = trial.spec
@@ -87,7 +87,7 @@ def _facts(trial: Trial) -> dict[str, Any]:
             "reward_high": trial.reward_high if trial.reward_low <= trial.reward_high else None,
         },
         "algorithms": supported,
-        "presets": [name for name in supported if spec.name in load_presets(name)],
+        "presets": [name for name in supported if preset_for(name, spec.name)],
         "problems": list(trial.problems),
     }
 

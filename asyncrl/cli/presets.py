@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from asyncrl.algorithms.preset_files import load_presets
+from asyncrl.algorithms.preset_files import is_family, load_presets
 from asyncrl.algorithms.registry import ALGORITHMS, algorithm_name
 from asyncrl.cli.flags import Parser
 from asyncrl.cli.text_table import text_table
@@ -30,7 +30,11 @@ def run(options: argparse.Namespace) -> None:
     ]
     name = options.NAME
     if name is not None:
-        rows = [row for row in rows if algorithm_name(name) == row[1] or name.lower() in row[0].lower()]
+        rows = [
+            row
+            for row in rows
+            if algorithm_name(name) == row[1] or name.lower() in row[0].lower() or is_family(row[0], name)
+        ]
         if not rows:
             make_parser().error(f"no preset is for {name}; `asyncrl presets` lists all")
     print(text_table(("environment", "algorithm", "reached (greedy return)"), sorted(rows)))

@@ -13,7 +13,8 @@ protocol:
                                         ale-py's `AtariVectorEnv(episodic_life=True)`; False: only the game's end does
 
 All others are passed to the game: `repeat_action_probability=0` disables sticky actions, `obs_type="ram"` disables the
-protocol. `benchmarks/systems/atari_boundaries.py` compares the rows with those of gymnasium's wrappers.
+protocol and ignores `screen_size`, which a preset may set. `benchmarks/systems/atari_boundaries.py` compares the rows
+with those of gymnasium's wrappers.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def make_atari(spec: GymnasiumSpec, training: bool, **kwargs: Any) -> gymnasium.
         TypeError: `terminal_on_life_loss` is not a bool.
     """
     if kwargs.get("obs_type", "rgb") != "rgb":
+        kwargs.pop("screen_size", None)
         return gymnasium.make(spec, disable_env_checker=True, **kwargs)
     restarts = kwargs.pop("terminal_on_life_loss", None)
     if restarts not in (None, False, True):

@@ -17,6 +17,7 @@ from waiting import PATIENCE_SECONDS
 
 from asyncrl.algorithms import DQN
 from asyncrl.algorithms.dqn import dqn_loss
+from asyncrl.algorithms.ppo import PPO
 from asyncrl.algorithms.preset_files import load_presets
 from asyncrl.algorithms.q_learning import by_action, huber
 from asyncrl.algorithms.q_learning_update import QLearningUpdate
@@ -443,6 +444,18 @@ def test_a_network_of_ones_own_comes_without_the_presets_heads() -> None:
     assert made == dataclasses.replace(tuned, dueling=False, network=torch.nn.Linear)
     with pytest.raises(ValueError, match="dueling must be off where network is given"):
         DQN.preset("CartPole-v1", network=torch.nn.Linear, dueling=True)
+
+
+def test_a_family_of_environments_has_a_preset_and_its_members_their_own_before_it() -> None:
+    assert (
+        DQN.preset("ALE/Asterix-v5")
+        == DQN(**load_presets("dqn")["ALE/*"].algorithm)
+        == DQN.preset("ALE/Pong-v5")
+    )
+    assert PPO.preset("ALE/Pong-v5") == PPO(**load_presets("ppo")["ALE/Pong-v5"].algorithm)
+    assert PPO.preset("ALE/Asterix-v5") == PPO(**load_presets("ppo")["ALE/*"].algorithm) != PPO()
+    assert DQN.preset_options("ALE/Asterix-v5") == load_presets("dqn")["ALE/*"].run
+    assert PPO.preset("Pong-v4") == PPO()
 
 
 def test_unknown_environment_has_the_defaults() -> None:

@@ -178,7 +178,7 @@ def test_keyword_arguments_of_a_preset_lie_below_those_given(
     from asyncrl.algorithms.preset_files import Preset
 
     preset = Preset({}, {"env_kwargs": {"gravity": -9, "wind_power": 1.5}})
-    monkeypatch.setattr(hyperparameters, "load_presets", lambda name: {"LunarLander-v3": preset})
+    monkeypatch.setattr(hyperparameters, "preset_for", lambda algorithm, env: preset)
 
     def parsed(*arguments: str) -> Mapping[str, Any]:
         found = parse_train(["LunarLander-v3", "--algo", "dqn", "--steps", "100", *arguments])

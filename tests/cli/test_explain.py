@@ -122,6 +122,10 @@ def test_presets_are_listed_with_what_they_reached(capsys: pytest.CaptureFixture
     assert main(["presets", "PPO"]) == 0
     text = capsys.readouterr().out
     assert "\n[trainer]\nnum_actors" in text and "\n[ppo]\n" in text and "dqn" not in text
+    assert main(["presets", "ale/asterix-v5"]) == 0
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()[1:] if line[:4] == "ALE/"} == {
+        "ALE/*"
+    }
     with pytest.raises(SystemExit):
         main(["presets", "NoSuch-v0"])
 

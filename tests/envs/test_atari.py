@@ -78,13 +78,22 @@ def built(training: bool = False, **kwargs: Any) -> Any:
 
 def test_a_game_is_one_grey_frame_and_the_nature_cnn_takes_four() -> None:
     built().close()
-    for game in ("ALE/Pong-v5", "ALE/Breakout-v5"):
+    for game in ("ALE/Pong-v5", "ALE/Asterix-v5"):
         spec: EnvSpec = describe(EnvSource.from_user(game))
         assert (spec.observation_shape, spec.observation_dtype) == ((84, 84), "uint8")
-        for record in (DQN, IMPALA, PPO, Rainbow):
+        for record in (DQN, IMPALA, Rainbow, *([PPO] if game == "ALE/Asterix-v5" else [])):
             policy = record.preset(game).make_policy(spec)
             assert network_text(policy) == "images 84x84x1, 4 frames: Nature CNN (Mnih et al. 2015)"
             assert policy.frame_stack == 4
+
+
+def test_ppos_preset_for_pong_sees_small_frames_but_in_memory_none() -> None:
+    kwargs = PPO.preset_options("ALE/Pong-v5")["env_kwargs"]
+    spec = describe(EnvSource.from_user("ALE/Pong-v5").changed(kwargs, ()))
+    policy = PPO.preset("ALE/Pong-v5").make_policy(spec)
+    assert network_text(policy) == "images 42x42x1, 4 frames: small convolutional network with large strides"
+    memory = describe(EnvSource.from_user("ALE/Pong-v5").changed({**kwargs, "obs_type": "ram"}, ()))
+    assert memory.observation_shape == (128,)
 
 
 def test_frames_and_rewards_are_those_of_gymnasiums_preprocessing() -> None:
