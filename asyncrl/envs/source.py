@@ -273,6 +273,10 @@ class EnvSource:
 
     def _not_built(self, what: str, trace: str) -> EnvironmentNotBuilt:
         fix = "make it build in a fresh process; it is not tried again"
+        if self.kind == "changed" and unpack_changes(self.payload)[1]:
+            fix = (
+                "correct a value of env_kwargs (--env-kwargs), or make it build with them in a fresh process"
+            )
         if "ModuleNotFoundError" in what or "ImportError" in what:
             fix = "actors import by name what is not defined in the main script: put that module on sys.path"
         if "unexpected keyword argument" in what:

@@ -249,6 +249,10 @@ def test_diff_of_two_algorithms_leaves_out_their_own_options(
 def test_diff_of_what_is_no_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", str(folder / "good"), str(folder / "no run")]) == 1
     assert "is no run's directory" in capsys.readouterr().err
+    file = folder / "picture.png"
+    file.touch()
+    assert main(["doctor", str(file)]) == 1
+    assert f"{file} is no run's directory\n" in capsys.readouterr().err
 
 
 def test_tables_keep_to_118_characters() -> None:
