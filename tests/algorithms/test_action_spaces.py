@@ -45,6 +45,8 @@ def test_an_action_space_is_supported_or_refused(name: str, kind: str) -> None:
             begin(spec)
         fit = str(caught.value).partition("algorithms that fit: ")[2].partition("\n")[0]
         assert fit and name not in fit.split(", "), "the text names algorithms that fit"
+        if kind != "unbounded":
+            assert ("bc" in fit.split(", ")) == (record.update_loop == "dataset"), "a dataset stays a dataset"
 
 
 @pytest.mark.parametrize(
