@@ -93,9 +93,12 @@ class EnvSource:
         if hasattr(env, "entry_point") and hasattr(env, "id"):
             return cls._from_spec(str(env.id), env)  # type: ignore[arg-type]
         if hasattr(env, "step") and hasattr(env, "reset") and not isinstance(env, type):
+            made = type(getattr(env, "unwrapped", env)).__name__
+            env_id = getattr(getattr(env, "spec", None), "id", None)
+            what = f"its id, {env_id!r}, or " if env_id else ""
             raise TypeError(
                 "env must be an id, a gymnasium EnvSpec or a zero-argument factory, got an environment "
-                f"({type(env).__name__}); pass a function that builds it: lambda: {type(env).__name__}(...)"
+                f"({made}), and actors make their own; pass {what}a function that builds it: lambda: {made}(...)"
             )
         if not callable(env):
             raise TypeError(
