@@ -214,6 +214,8 @@ class EnvSource:
 
         try:
             env = _made(self._maker(training), render_mode, {})
+            if isinstance(env, gymnasium.Env):
+                self._require_spaces(env)
             agents = agents_of(self.name, env)
         except AsyncRLError:
             raise
@@ -265,6 +267,17 @@ class EnvSource:
             if is_atari(spec):
                 return partial(make_atari, spec, training)
         return partial(gymnasium.make, spec, disable_env_checker=True)
+
+    def _require_spaces(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Raise `EnvironmentNotBuilt` (ASYNC004) unless the environment has both spaces."""
+        lacking = [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]
+        if lacking:
+            names = " and ".join(lacking)
+            raise EnvironmentNotBuilt(
+                f"The environment {self.name} has no {names}.",
+                facts={"class": type(env.unwrapped).__qualname__},
+                fix="set it in __init__, for example self.action_space = gymnasium.spaces.Discrete(2)",
+            )
 
     def _needs_package(self, error: Exception) -> UnknownEnvironment:
         extra = extra_for(f"{self.name} {error}") or extra_for(traceback.format_exc())

@@ -317,6 +317,30 @@ def test_a_run_prints_its_result(
     assert FakeServer.log == ["start", "close"]
 
 
+@pytest.mark.parametrize(
+    ("reason", "names", "rest"),
+    [
+        ("max_seconds", ["eval", "enjoy", "resume", "plot"], " --steps +100k"),
+        ("stopped", ["eval", "enjoy", "resume", "plot"], ""),
+        ("failed", ["resume"], ""),
+    ],
+)
+def test_the_next_commands_fit_the_end(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    trainer: type[FakeTrainer],
+    reason: str,
+    names: list[str],
+    rest: str,
+) -> None:
+    trainer.learns = lambda self: reason
+    assert main([*TRAIN, "--run-dir", str(tmp_path / "x")]) == 0
+    lines = [line.split(None, 3) for line in capsys.readouterr().out.splitlines() if "asyncrl " in line]
+    commands = [" ".join(words).removeprefix("next ") for words in lines]
+    wanted = [f"asyncrl {name} {tmp_path / 'x'}{rest if name == 'resume' else ''}" for name in names]
+    assert commands == wanted
+
+
 ERRORS = [
     cls
     for cls in vars(errors).values()

@@ -191,6 +191,15 @@ def test_built_environment_and_empty_id_are_refused() -> None:
         EnvSource.from_user("")
 
 
+def test_asyncrl_004_names_a_missing_space() -> None:
+    class WithoutAction(gymnasium.Env[Any, Any]):
+        observation_space = gymnasium.spaces.Box(0.0, 1.0, (2,))
+
+    with pytest.raises(EnvironmentNotBuilt, match="has no action_space") as error:
+        EnvSource.from_user(WithoutAction).build()
+    assert error.value.fix.startswith("set it in __init__")
+
+
 class Configured:
     """Factory object with an attribute that cannot be pickled."""
 
