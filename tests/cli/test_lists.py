@@ -208,6 +208,7 @@ def test_ls_of_groups(
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["CartPole-v1", "dqn", "n_step=3", "4", "30.0", "30.0"] in [row[:6] for row in rows]
     assert ["CartPole-v1", "dqn", "n_step=1", "1", "-", "-"] in [row[:6] for row in rows]
+    assert ["n_step=1", "1", "-", "-", "-", "-"] in [row[2:] for row in rows], "one run has no interval"
     assert main(["ls", str(tmp_path), "--groups", "--json"]) == 0
     told = {row["group"]: row for row in json.loads(capsys.readouterr().out)}
     assert (told["dqn n_step=3"]["runs"], told["dqn n_step=3"]["evaluated"]) == (4, 3)
