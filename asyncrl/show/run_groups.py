@@ -20,7 +20,8 @@ NAMED_ALWAYS = ("trainer.env", "trainer.algo", "trainer.seed")
 
 ADDED = (
     *("dataset", "demonstrations", "init_from", "env_kwargs", "wrappers", "policies", "self_play"),
-    *("eval_env", "eval_env_kwargs", "eval_levels", "on_end"),
+    *("eval_env", "eval_env_kwargs", "eval_levels", "eval_film", "on_end", "save_replay_buffer"),
+    *("total_steps", "max_seconds", "target_return", "target_training_return"),
 )
 """Options that add something to a run; a group's name leaves them out where there is nothing."""
 
