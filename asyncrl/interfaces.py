@@ -108,6 +108,9 @@ class DiscreteAction:
         """Shape of one action: a scalar."""
         return ()
 
+    def __str__(self) -> str:
+        return f"Discrete({self.n}" + (f", start={self.start})" if self.start else ")")
+
 
 @dataclass(frozen=True)
 class MultiDiscreteAction:
@@ -131,6 +134,11 @@ class MultiDiscreteAction:
         """Shape of one action."""
         return (len(self.nvec),)
 
+    def __str__(self) -> str:
+        start = f", start={list(self.start)}" if self.start else ""
+        shape = f" of shape {self.space_shape}" if self.space_shape else ""
+        return f"MultiDiscrete({list(self.nvec)}{start}){shape}"
+
 
 @dataclass(frozen=True)
 class BoxAction:
@@ -144,6 +152,9 @@ class BoxAction:
     shape: tuple[int, ...]
     space_dtype: str = "float32"
     dtype: ClassVar[str] = "float32"
+
+    def __str__(self) -> str:
+        return f"Box from {min(self.low):g} to {max(self.high):g} of shape {self.shape}"
 
 
 ActionSpec = DiscreteAction | MultiDiscreteAction | BoxAction

@@ -88,6 +88,10 @@ class TrainedPolicy:
         Raises:
             ValueError: if `obs` or `state` has another shape.
         """
+        if isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], Mapping) and not self.spec.leaves:
+            raise ValueError(
+                "obs must be an observation, got a pair as env.reset() returns it: obs, info = env.reset()"
+            )
         if self.spec.policies:
             return self._predict_by_policy(obs, state, episode_start, deterministic)
         if self._by_agent(obs):

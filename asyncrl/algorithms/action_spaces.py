@@ -21,20 +21,24 @@ def unbounded(action: ActionSpec) -> int | None:
     return next((i for i, (low, high) in bounds if not max(abs(low), abs(high)) <= largest), None)
 
 
-def supported_algorithms(spec: EnvSpec) -> str:
-    """Names of the algorithms with actors that support `spec`, or "none of this version"."""
+def supported_algorithms(spec: EnvSpec, of_datasets: bool = False) -> str:
+    """Names of the algorithms with actors (or of those on datasets) that support `spec`, or "none of this version"."""
     endless, pictures = unbounded(spec.action) is not None, choose_network("auto", spec) is not None
     together = spec.num_agents > 1 and not spec.policies  # they train all agents as one team
     names = [
         name
         for name, record in ALGORITHMS.items()
         if isinstance(spec.action, record.action_kinds)
-        and getattr(record, "update_loop", "") != "dataset"
+        and _learns_from_dataset(record) == of_datasets
         and not (endless and record.needs_bounds)
         and (getattr(record, "takes_images", True) or not pictures)
         and (together or not getattr(record, "needs_agents", False))
     ]
     return ", ".join(sorted(names)) or "none of this version"
+
+
+def _learns_from_dataset(record: Restricted | type[Restricted]) -> bool:
+    return getattr(record, "update_loop", "") == "dataset"
 
 
 def check_agents(record: Restricted, spec: EnvSpec) -> None:
@@ -73,5 +77,6 @@ def check_action_space(record: Restricted, spec: EnvSpec, option: str | None = N
         fix = f"{other}, or wrap the environment in one whose action_space has finite bounds"
     else:
         return
-    facts = {"action space": action, "algorithms that fit": supported_algorithms(spec)}
+    fitting = supported_algorithms(spec, _learns_from_dataset(record))
+    facts = {"action space": action, "algorithms that fit": fitting}
     raise SpacesDoNotFit(what, facts=facts, fix=fix)

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from asyncrl.acting.critics import CriticLayout
 
 
+_ELSEWHERE = {
+    "learn": "Trainer(env, {name}()).learn(total_steps=...)",
+    "predict": "result = Trainer(env, {name}()).learn(total_steps=...), then result.policy.predict(obs)",
+    "save": "result = Trainer(env, {name}()).learn(total_steps=...), then result.policy.save(path)",
+}
+"""Methods of Stable-Baselines3's algorithms, and what to write here."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters:
     """Options common to all algorithms. `OffPolicy`, `SegmentLearning` and `Offline` extend this record.
@@ -66,6 +74,16 @@ class Hyperparameters:
             if known and name not in known:
                 raise TypeError(unknown_option(name, known, cls.__name__))
         return super().__new__(cls)
+
+    if not TYPE_CHECKING:  # a type checker would take every name
+
+        def __getattr__(self, name: str) -> Any:
+            own = type(self).__name__
+            hint = _ELSEWHERE.get(name, "").format(name=own)
+            text = f"{own!r} object has no attribute {name!r}"
+            raise AttributeError(
+                f"{text}; it holds options only, write {hint}" if hint else text, name=name, obj=self
+            )
 
     def __post_init__(self) -> None:
         if self.network is None:

@@ -14,7 +14,6 @@ from asyncrl.config import TrainerConfig
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
     from asyncrl.envs.trial import Trial
-    from asyncrl.interfaces import ActionSpec
 
 
 OPTIONS = ("env_kwargs", "wrappers", "agent_id", "pad_spaces", "policies")
@@ -68,7 +67,7 @@ def _facts(trial: Trial) -> dict[str, Any]:
     return {
         "env": spec.name,
         "observation": {"shape": list(spec.observation_shape), "dtype": spec.observation_dtype},
-        "action": _action(spec.action),
+        "action": str(spec.action),
         "max_episode_steps": spec.max_episode_steps,
         "reward_threshold": spec.reward_threshold,
         "vector_envs": spec.vector_envs,
@@ -90,19 +89,6 @@ def _facts(trial: Trial) -> dict[str, Any]:
         "presets": [name for name in supported if preset_for(name, spec.name)],
         "problems": list(trial.problems),
     }
-
-
-def _action(action: ActionSpec) -> str:
-    """Action space in gymnasium's notation."""
-    from asyncrl.interfaces import BoxAction, DiscreteAction
-
-    if isinstance(action, BoxAction):
-        return f"Box from {min(action.low):g} to {max(action.high):g} of shape {action.shape}"
-    if isinstance(action, DiscreteAction):
-        return f"Discrete({action.n}" + (f", start={action.start})" if action.start else ")")
-    start = f", start={list(action.start)}" if action.start else ""
-    shape = f" of shape {action.space_shape}" if action.space_shape else ""
-    return f"MultiDiscrete({list(action.nvec)}{start}){shape}"
 
 
 def _text(facts: dict[str, Any]) -> str:

@@ -70,7 +70,8 @@ def explain(name: str) -> tuple[str, bool]:
         miss = near_miss(
             option, {*other_names(), *(name for record in records for name in option_help(record))}
         )
-        return f"there is no option {option}" + (f"; did you mean {miss}?" if miss else ""), False
+        hint = f"; did you mean {miss}?" if miss else "; `asyncrl train --help ALGO` lists them all"
+        return f"there is no option {option}{hint}", False
     said = f"{option} is the name of another library" + (f": {other.note}" if other.note else "")
     found = [_explanation(ours, where) for ours in other.ours if (where := _owners(ours))]
     if other.ours:

@@ -98,7 +98,8 @@ def _print_groups(groups: Sequence[RunGroup], as_json: bool) -> None:
     cells = [
         (
             *(row["env"] or "?", row["group"], str(row["runs"]), number(row["mean"]), number(row["iqm"])),
-            *(f"[{number(row['low'])}, {number(row['high'])}]", number(row["best"])),
+            f"[{number(row['low'])}, {number(row['high'])}]" if row["evaluated"] > 1 else "-",
+            number(row["best"]),
         )
         for row in rows
     ]

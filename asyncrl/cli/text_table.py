@@ -73,7 +73,7 @@ def existing_run(path: str) -> KeptRun:
     directory = Path(path).expanduser()
     if is_run(directory):
         return KeptRun(directory)
-    what = "is no run's directory" if directory.is_dir() else "does not exist"
+    what = "is no run's directory" if directory.exists() else "does not exist"
     raise ConfigurationError(
         f"{path} {what}", facts={"path": directory}, fix="`asyncrl ls` lists the runs of a folder"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from asyncrl.errors import UserError
 from asyncrl.options import option_values, parse_count
 from asyncrl.protocols import Algorithm
 from asyncrl.storage.config_file import TRAINER, make_record, read_config
+from asyncrl.storage.run_directory import refuse_another_run
 from asyncrl.trainer.arguments import seeds_from
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm] | SeedOpt
 
     Raises:
         SystemExit: with code 2, for a wrong flag or value.
-        ConfigurationError: the file of `--config` is wrong (ASYNC017).
+        ConfigurationError: the file of `--config` is wrong, or the directory holds another run (ASYNC017).
     """
     parsed, config, algorithm, names_folder = parse_run(arguments, make_parser)
     env, algo = config.env, config.algo
@@ -82,6 +84,10 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm] | SeedOpt
         if parsed.jobs is not None:
             make_parser([]).error("--jobs needs --seeds: it is the number of runs at a time")
         folder = None if names_folder else new_run_dir(env, algo, config.seed)
+        if config.run_dir is not None and os.environ.get("RANK", "0") == "0":
+            # Before torch is imported; the run checks again, with the directory's lock held. Under torchrun rank 0 may
+            # have begun the run meanwhile.
+            refuse_another_run(Path(config.run_dir))
         return (config if folder is None else dataclasses.replace(config, run_dir=str(folder))), algorithm
     seeds = _seeds(parsed.seeds, config)
     if names_folder:

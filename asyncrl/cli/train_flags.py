@@ -202,7 +202,7 @@ def check_algorithm(parser: Parser, name: str) -> None:
     if (closest := closest_algorithm(name)[1]) and name not in ALGORITHMS:
         parser.error(closest)
     if name not in ALGORITHMS:
-        parser.unknown("algorithm", name, near_miss(name, ALGORITHMS) or ", ".join(ALGORITHMS))
+        parser.unknown("algorithm", name, near_miss(name.lower(), ALGORITHMS) or ", ".join(ALGORITHMS))
 
 
 def reported_as_usage(error: ValueError, command: str, algorithm: str | None) -> int:

@@ -18,6 +18,7 @@ from asyncrl.errors import ResourceError, error_text
 from asyncrl.learning.clock import PROGRAM_START
 from asyncrl.protocols import Algorithm
 from asyncrl.run.result import TrainResult
+from asyncrl.run.run import COMPLETE
 from asyncrl.show.console import LEADS, RunConsole, discard
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.trainer.trainer import Trainer
@@ -98,7 +99,7 @@ def describe_result(result: TrainResult, best: EvaluationResult | None) -> str:
         f"{summary['updates']:,} updates",
         *_target_line(summary),
         f"start-up      {summary['startup_seconds']:.2f} s",
-        *_files(result.run_dir, saved=not result.unsaved),
+        *_files(result.run_dir, saved=not result.unsaved, reason=result.stop_reason),
     ]
     return "\n".join(lines)
 
@@ -120,14 +121,18 @@ def _return(evaluation: EvaluationResult | None, deterministic: bool) -> str:
     return f"{mean:.1f} +/- {deviation:.1f} over {evaluation.episodes} {kind}episodes"
 
 
-def _files(run_dir: Path | None, saved: bool) -> list[str]:
-    """Lines with the run's path and, if its last checkpoint was saved, the commands that take it."""
+def _files(run_dir: Path | None, saved: bool, reason: str) -> list[str]:
+    """Lines with the run's path and, if its last checkpoint was saved, the commands that take it.
+
+    A run that no limit has ended goes on to its limits; of one that failed nothing else is suggested.
+    """
     if run_dir is None:
         return ["files         none (they were kept without --run-dir none)"]
     if not saved:
         return [f"files         {run_dir}"]
     path = shlex.quote(str(run_dir))
-    commands = [f"asyncrl {name} {path}{rest}" for name, rest in NEXT.items()]
+    names = ("resume",) if reason == "failed" else NEXT
+    commands = [f"asyncrl {name} {path}{NEXT[name] if reason in COMPLETE else ''}" for name in names]
     extra = 'tb/ is not written: TensorBoard is not installed (pip install "asyncrl[tensorboard]")'
     missing = [] if importlib.util.find_spec("tensorboard") else [f"{'':<13} {extra}"]
     return [

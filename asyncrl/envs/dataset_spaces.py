@@ -54,9 +54,20 @@ def require_same_spaces(
         if here != there:
             raise SpacesDoNotFit(
                 f"The dataset {name} has another {what} space than {spec.name}.",
-                facts={"of the dataset": here, "of the environment": there},
+                facts={"of the dataset": _named(own, what), "of the environment": _named(spec, what)},
                 fix="give a dataset of this environment, or the environment that it was recorded in",
             )
+
+
+def _named(spec: EnvSpec, what: str) -> str:
+    """Text of a space that distinguishes what `_stored` and `_bare` do."""
+    if what == "action":
+        return str(spec.action)
+    parts = []
+    for leaf in map(stored_as, spec.leaves):
+        size = f"{list(leaf.choices)} from {list(leaf.first)}" if leaf.choices else f"of shape {leaf.shape}"
+        parts.append(f"{'.'.join(leaf.path)} {leaf.kind} {size}".strip())
+    return ", ".join(parts) or f"{spec.observation_dtype} of shape {spec.observation_shape}"
 
 
 def _stored(spec: EnvSpec) -> tuple[object, ...]:

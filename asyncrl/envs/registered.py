@@ -116,6 +116,8 @@ def _unknown(name: str, env_id: str, reason: str, main_only: bool) -> UnknownEnv
         facts["near misses"] = ", ".join(near)
     extra = _missing_extra(env_id)
     fix = f'pip install "asyncrl[{extra}]"' if extra else _of_library(env_id)
+    if env_id.endswith(".py"):
+        fix = f"name a class or a function of the file: {env_id[:-3].replace('/', '.')}:NAME"
     fix = fix or "correct the id, or import the package that registers it ('package:Env-v0')"
     return UnknownEnvironment(f"There is no environment {name}.", facts=facts, fix=fix)
 

@@ -93,9 +93,12 @@ class EnvSource:
         if hasattr(env, "entry_point") and hasattr(env, "id"):
             return cls._from_spec(str(env.id), env)  # type: ignore[arg-type]
         if hasattr(env, "step") and hasattr(env, "reset") and not isinstance(env, type):
+            made = type(getattr(env, "unwrapped", env)).__name__
+            env_id = getattr(getattr(env, "spec", None), "id", None)
+            what = f"its id, {env_id!r}, or " if env_id else ""
             raise TypeError(
                 "env must be an id, a gymnasium EnvSpec or a zero-argument factory, got an environment "
-                f"({type(env).__name__}); pass a function that builds it: lambda: {type(env).__name__}(...)"
+                f"({made}), and actors make their own; pass {what}a function that builds it: lambda: {made}(...)"
             )
         if not callable(env):
             raise TypeError(
@@ -211,6 +214,8 @@ class EnvSource:
 
         try:
             env = _made(self._maker(training), render_mode, {})
+            if isinstance(env, gymnasium.Env):
+                self._require_spaces(env)
             agents = agents_of(self.name, env)
         except AsyncRLError:
             raise
@@ -263,6 +268,17 @@ class EnvSource:
                 return partial(make_atari, spec, training)
         return partial(gymnasium.make, spec, disable_env_checker=True)
 
+    def _require_spaces(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Raise `EnvironmentNotBuilt` (ASYNC004) unless the environment has both spaces."""
+        lacking = [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]
+        if lacking:
+            names = " and ".join(lacking)
+            raise EnvironmentNotBuilt(
+                f"The environment {self.name} has no {names}.",
+                facts={"class": type(env.unwrapped).__qualname__},
+                fix="set it in __init__, for example self.action_space = gymnasium.spaces.Discrete(2)",
+            )
+
     def _needs_package(self, error: Exception) -> UnknownEnvironment:
         extra = extra_for(f"{self.name} {error}") or extra_for(traceback.format_exc())
         return UnknownEnvironment(
@@ -273,6 +289,10 @@ class EnvSource:
 
     def _not_built(self, what: str, trace: str) -> EnvironmentNotBuilt:
         fix = "make it build in a fresh process; it is not tried again"
+        if self.kind == "changed" and unpack_changes(self.payload)[1]:
+            fix = (
+                "correct a value of env_kwargs (--env-kwargs), or make it build with them in a fresh process"
+            )
         if "ModuleNotFoundError" in what or "ImportError" in what:
             fix = "actors import by name what is not defined in the main script: put that module on sys.path"
         if "unexpected keyword argument" in what:

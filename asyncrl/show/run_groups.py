@@ -18,6 +18,13 @@ LOCATION = ("trainer.run_dir", "trainer.env_file", "trainer.eval_env_file", "tra
 NAMED_ALWAYS = ("trainer.env", "trainer.algo", "trainer.seed")
 """Options that a group's label has in any case, or that its runs need not share."""
 
+ADDED = (
+    *("dataset", "demonstrations", "init_from", "env_kwargs", "wrappers", "policies", "self_play"),
+    *("eval_env", "eval_env_kwargs", "eval_levels", "eval_film", "on_end", "save_replay_buffer"),
+    *("total_steps", "max_seconds", "target_return", "target_training_return"),
+)
+"""Options that add something to a run; a group's name leaves them out where there is nothing."""
+
 
 @dataclass(frozen=True)
 class RunGroup:
@@ -95,7 +102,7 @@ def _names(firsts: Sequence[KeptRun]) -> list[str]:
         shown = [
             f"{own if short.count(own) == 1 else name}={_text(options.get(name))}"
             for name, own in zip(named, short, strict=True)
-            if name.partition(".")[0] in run.options
+            if name.partition(".")[0] in run.options and not _is_absence(name, options.get(name))
         ]
         texts.append(" ".join(filter(None, [run.algo or run.path.name, ", ".join(shown)])))
     return texts
@@ -112,6 +119,11 @@ def _distinguishing(firsts: Sequence[KeptRun]) -> list[str]:
                 if name.startswith(f"{table}.") and name not in NAMED_ALWAYS:
                     found[name] = None
     return sorted(found, key=lambda name: (name.startswith("trainer."), name))
+
+
+def _is_absence(name: str, value: Any) -> bool:
+    """Whether a run has nothing of what the option adds to it: `dataset=none`, `wrappers=[]`."""
+    return name.removeprefix("trainer.") in ADDED and not value
 
 
 def _text(value: Any) -> str:

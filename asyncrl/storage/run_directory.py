@@ -75,14 +75,12 @@ class RunDirectory:
             (path / "actors").mkdir(exist_ok=True)
             self._lock = _lock(path)
             _locked.add(self)
-            held = "" if goes_on else _holds_a_run(path)
-        if held:
-            self.close()
-            raise ConfigurationError(
-                f"run_dir must be a new or empty directory, {path} holds a run: {held}",
-                facts={"run_dir": path},
-                fix=f"give another directory, or go on with that run: asyncrl resume {path}",
-            )
+            if not goes_on:
+                try:
+                    refuse_another_run(path)
+                except ConfigurationError:
+                    self.close()
+                    raise
 
     def close(self) -> None:
         """Release the lock on the directory; idempotent."""
@@ -145,6 +143,16 @@ class RunDirectory:
         if (path := self.current) is not None:
             with contextlib.suppress(OSError):
                 (path / name).unlink(missing_ok=True)
+
+
+def refuse_another_run(path: Path) -> None:
+    """Raise `ConfigurationError` if a run has left its files in the directory `path`."""
+    if path.is_dir() and (held := _holds_a_run(path)):
+        raise ConfigurationError(
+            f"run_dir must be a new or empty directory, {path} holds a run: {held}",
+            facts={"run_dir": path},
+            fix=f"give another directory, or go on with that run: asyncrl resume {path}",
+        )
 
 
 @contextlib.contextmanager
@@ -221,9 +229,8 @@ def _holds_a_run(path: Path) -> str:
 
     The directory of a run that failed before its first step has only a summary, and may be used again.
     """
-    for found in sorted((path / "checkpoints").iterdir()):
-        if not found.name.startswith("."):
-            return f"checkpoints/{found.name}"
+    for found in sorted((path / "checkpoints").glob("[!.]*")):
+        return f"checkpoints/{found.name}"
     if (path / "summary.json").exists():
         try:
             steps = json.loads((path / "summary.json").read_text(encoding="utf-8"))["env_steps"]

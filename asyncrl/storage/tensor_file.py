@@ -276,7 +276,8 @@ def _opened(path: Path, kind: FileKind) -> Iterator[tuple[IO[bytes], int]]:
                     return
     except OSError as caught:
         error, reason = caught, caught.strerror or error_text(caught)
-    raise refused(path, f"{kind.what} cannot be read: {reason}", "open", "check the path") from error
+    fix = "check the path; `asyncrl ls` lists the runs of a folder"
+    raise refused(path, f"{kind.what} cannot be read: {reason}", "open", fix) from error
 
 
 def _table(

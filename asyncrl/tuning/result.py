@@ -99,6 +99,11 @@ class Searched:
         means = (over_runs(np.array(values)).value for values in (held_out.best, held_out.default))
         lines.append(f"{'':<13} mean  {' '.join(map(_cell, means))}")
         found = held_out.difference
+        if len(held_out.seeds) == 1:
+            return [
+                *lines,
+                f"{'':<13} best - default {found.value:.1f}: one seed has no interval, --held-out 5",
+            ]
         verdict = "better" if found.low > 0 else "worse" if found.high < 0 else "no difference beyond chance"
         lines.append(
             f"{'':<13} best - default {found.value:.1f} [{found.low:.1f}, {found.high:.1f}] (95 % bootstrap): {verdict}"

@@ -197,6 +197,10 @@ def test_predict_takes_one_observation_or_a_batch() -> None:
         assert np.shape(single) == () and single == action and state is None
     with pytest.raises(ValueError, match=r"obs must have shape \(4,\) or \(B, 4\), got \(5,\)"):
         model.predict(np.zeros(5))
+    with pytest.raises(
+        ValueError, match=r"got a pair as env.reset\(\) returns it: obs, info = env.reset\(\)"
+    ):
+        model.predict((np.zeros(4), {}))
 
 
 def test_predict_returns_actions_as_the_environment_counts_them() -> None:

@@ -45,3 +45,23 @@ def test_an_action_space_is_supported_or_refused(name: str, kind: str) -> None:
             begin(spec)
         fit = str(caught.value).partition("algorithms that fit: ")[2].partition("\n")[0]
         assert fit and name not in fit.split(", "), "the text names algorithms that fit"
+        if kind != "unbounded":
+            assert ("bc" in fit.split(", ")) == (record.update_loop == "dataset"), "a dataset stays a dataset"
+
+
+@pytest.mark.parametrize(
+    ("action", "text"),
+    [
+        (DiscreteAction(3), "Discrete(3)"),
+        (DiscreteAction(3, start=1), "Discrete(3, start=1)"),
+        (MultiDiscreteAction((2, 3)), "MultiDiscrete([2, 3])"),
+        (MultiDiscreteAction((2, 3), (1, 0), (1, 2)), "MultiDiscrete([2, 3], start=[1, 0]) of shape (1, 2)"),
+        (BoxAction((-1.0, -2.0), (1.0, 6.0), (2,)), "Box from -2 to 6 of shape (2,)"),
+    ],
+)
+def test_an_error_names_the_space_as_check_does(action: ActionSpec, text: str) -> None:
+    name = "sac" if not isinstance(action, BoxAction) else "dqn"
+    with pytest.raises(SpacesDoNotFit) as caught:
+        ALGORITHMS[name]().check(EnvSpec("Env-v0", (2,), "float32", action))
+    assert str(caught.value).splitlines()[0].endswith(f"action space, and Env-v0 has {text}")
+    assert f"  action space: {text}\n" in str(caught.value)

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from kept_runs import write_run
 from waiting import PATIENCE_SECONDS
 
 import asyncrl.actors.forkserver
@@ -255,6 +256,7 @@ def test_the_program_runs_as_a_module() -> None:
         ),
         (["train", "CartPole-v1"], "--algo is missing; one of a2c, bc, c51, crossq"),
         (["train", "CartPole-v1", "--algo", "dqm"], "unknown algorithm dqm; did you mean dqn?"),
+        (["train", "CartPole-v1", "--algo", "PPO2"], "unknown algorithm PPO2; did you mean ppo?"),
         ([*TRAIN, "--step", "5"], "unknown option --step; did you mean --steps?"),
         ([*TRAIN, "--actor=2"], "unknown option --actor; did you mean --actors?"),
         (
@@ -284,6 +286,19 @@ def test_wrong_arguments(
 ) -> None:
     assert text in usage_error(capsys, *arguments)
     assert FakeServer.log == [], "a wrong argument takes no process to find"
+
+
+def test_a_directory_that_holds_a_run_is_refused_before_a_process_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], trainer: type[FakeTrainer]
+) -> None:
+    run = write_run(tmp_path / "x", summary={"env_steps": 5})
+    assert main([*TRAIN, "--run-dir", str(run)]) == 1
+    assert capsys.readouterr().err == (
+        f"[ASYNC017] run_dir must be a new or empty directory, {run} holds a run: summary.json\n"
+        f"  run_dir: {run}\n"
+        f"  fix: give another directory, or go on with that run: asyncrl resume {run}\n"
+    )
+    assert FakeServer.log == []
 
 
 def test_a_typo_in_the_file_is_the_users_error(
@@ -327,6 +342,30 @@ def test_a_run_prints_its_result(
     )
     assert isinstance(trainer.made.server, FakeServer)
     assert FakeServer.log == ["start", "close"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "names", "rest"),
+    [
+        ("max_seconds", ["eval", "enjoy", "resume", "plot"], " --steps +100k"),
+        ("stopped", ["eval", "enjoy", "resume", "plot"], ""),
+        ("failed", ["resume"], ""),
+    ],
+)
+def test_the_next_commands_fit_the_end(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    trainer: type[FakeTrainer],
+    reason: str,
+    names: list[str],
+    rest: str,
+) -> None:
+    trainer.learns = lambda self: reason
+    assert main([*TRAIN, "--run-dir", str(tmp_path / "x")]) == 0
+    lines = [line.split(None, 3) for line in capsys.readouterr().out.splitlines() if "asyncrl " in line]
+    commands = [" ".join(words).removeprefix("next ") for words in lines]
+    wanted = [f"asyncrl {name} {tmp_path / 'x'}{rest if name == 'resume' else ''}" for name in names]
+    assert commands == wanted
 
 
 ERRORS = [
@@ -569,6 +608,8 @@ def test_eval_of_what_is_not_there(run: Path, capsys: pytest.CaptureFixture[str]
     (run / "empty").mkdir()
     assert main(["eval", str(run / "empty")]) == 1
     assert f"{run / 'empty'} is no run's directory" in capsys.readouterr().err
+    assert main(["eval", str(run / "gone")]) == 1
+    assert "  fix: check the path; `asyncrl ls` lists the runs of a folder\n" in capsys.readouterr().err
 
 
 def test_eval_of_another_algorithm(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,6 +76,7 @@ def test_an_unknown_option(capsys: pytest.CaptureFixture[str]) -> None:
         "there is no option sampels_per_insert; did you mean samples_per_insert?",
         False,
     )
+    assert explain("nonsense")[0] == "there is no option nonsense; `asyncrl train --help ALGO` lists them all"
     with pytest.raises(SystemExit) as stop:
         main(["explain", "--sampels-per-insert"])
     assert stop.value.code == 2

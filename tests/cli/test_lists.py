@@ -208,6 +208,7 @@ def test_ls_of_groups(
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["CartPole-v1", "dqn", "n_step=3", "4", "30.0", "30.0"] in [row[:6] for row in rows]
     assert ["CartPole-v1", "dqn", "n_step=1", "1", "-", "-"] in [row[:6] for row in rows]
+    assert ["n_step=1", "1", "-", "-", "-", "-"] in [row[2:] for row in rows], "one run has no interval"
     assert main(["ls", str(tmp_path), "--groups", "--json"]) == 0
     told = {row["group"]: row for row in json.loads(capsys.readouterr().out)}
     assert (told["dqn n_step=3"]["runs"], told["dqn n_step=3"]["evaluated"]) == (4, 3)
@@ -249,6 +250,10 @@ def test_diff_of_two_algorithms_leaves_out_their_own_options(
 def test_diff_of_what_is_no_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", str(folder / "good"), str(folder / "no run")]) == 1
     assert "is no run's directory" in capsys.readouterr().err
+    file = folder / "picture.png"
+    file.touch()
+    assert main(["doctor", str(file)]) == 1
+    assert f"{file} is no run's directory\n" in capsys.readouterr().err
 
 
 def test_tables_keep_to_118_characters() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -237,6 +239,27 @@ def test_what_users_of_other_libraries_write_first(make: object, text: str) -> N
     with pytest.raises(TypeError) as error:
         make()  # type: ignore[operator]
     assert str(error.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "learn",
+            "'PPO' object has no attribute 'learn'; it holds options only, write Trainer(env, PPO()).learn(",
+        ),
+        (
+            "predict",
+            "'PPO' object has no attribute 'predict'; it holds options only, write result = Trainer(",
+        ),
+        ("zzz", "'PPO' object has no attribute 'zzz'"),
+    ],
+)
+def test_methods_of_stable_baselines3_are_answered(name: str, text: str) -> None:
+    with pytest.raises(AttributeError) as error:
+        getattr(PPO(), name)
+    assert str(error.value).startswith(text)
+    assert copy.copy(PPO(gamma=0.5)) == pickle.loads(pickle.dumps(PPO(gamma=0.5))) == PPO(gamma=0.5)
 
 
 def trainer() -> Any:

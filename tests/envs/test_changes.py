@@ -156,6 +156,12 @@ def test_mistakes_name_what_to_mend() -> None:
     with pytest.raises(EnvironmentNotBuilt, match="unexpected keyword argument 'gravty'") as refused:
         source.changed({"gravty": 1}, []).build()
     assert refused.value.fix.startswith("correct env_kwargs (--env-kwargs)")
+    with pytest.raises(EnvironmentNotBuilt, match="KeyError") as refused:
+        EnvSource.from_user("FrozenLake-v1").changed({"map_name": "5x5"}, []).build()
+    assert refused.value.fix.startswith("correct a value of env_kwargs (--env-kwargs)")
+    with pytest.raises(UnknownEnvironment) as unknown:
+        EnvSource.from_user("envs/mine.py").build()
+    assert unknown.value.fix == "name a class or a function of the file: envs.mine:NAME"
     for name, reason in (
         ("gymnasium.wrappers:Flat", "has no attribute 'Flat'"),
         ("no_such_module_at_all:X", "No module named"),

@@ -183,8 +183,21 @@ def test_other_things_are_refused(env: Any) -> None:
 def test_built_environment_and_empty_id_are_refused() -> None:
     with pytest.raises(TypeError, match=r"pass a function that builds it: lambda: SimpleEnv\(...\)"):
         EnvSource.from_user(fakes.SimpleEnv())  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"an environment \(CartPoleEnv\), .*; pass its id, 'CartPole-v1', or a"
+    ):
+        EnvSource.from_user(gymnasium.make("CartPole-v1"))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="env must be an environment id such as 'CartPole-v1'"):
         EnvSource.from_user("")
+
+
+def test_asyncrl_004_names_a_missing_space() -> None:
+    class WithoutAction(gymnasium.Env[Any, Any]):
+        observation_space = gymnasium.spaces.Box(0.0, 1.0, (2,))
+
+    with pytest.raises(EnvironmentNotBuilt, match="has no action_space") as error:
+        EnvSource.from_user(WithoutAction).build()
+    assert error.value.fix.startswith("set it in __init__")
 
 
 class Configured:

@@ -363,6 +363,15 @@ def button(browser: Browser, label: str) -> str:
         (b) => b.checkVisibility() && (b.getAttribute('aria-label') || b.textContent) === '{label}')"""
 
 
+def test_long_names_leave_room_for_the_curves(browser: Browser, served: FolderThread, folder: Path) -> None:
+    for number in range(9):
+        make_run(folder, f"long{number}", learning_rate=1e-3 / (3 + number))
+    browser.open(f"http://127.0.0.1:{served.port}/#token={TOKEN}")
+    browser.wait("document.querySelectorAll('#environments .legend b').length >= 6")
+    tallest = "Math.max(...[...document.querySelectorAll('.legend')].map((legend) => legend.clientHeight))"
+    assert 0 < browser.evaluate(tallest) <= 96
+
+
 def test_groups_are_drawn_compared_and_filtered(browser: Browser, served: FolderThread, folder: Path) -> None:
     make_run(folder, "d", env="Acrobot-v1", seed=3)
     make_run(folder, "a2", seed=2, reports=3)

@@ -98,17 +98,22 @@ class OtherCells(Walk):
 
 
 @pytest.mark.parametrize(
-    ("env", "text"),
+    ("env", "text", "has"),
     [
-        ("CartPole-v1", "another observation space than CartPole-v1"),
-        (OtherActions, "another action space than OtherActions"),
-        (OtherCells, "another observation space than OtherCells"),
+        ("CartPole-v1", "another observation space than CartPole-v1", "float32 of shape (4,)"),
+        (OtherActions, "another action space than OtherActions", "Box from -2 to 3 of shape (1, 2)"),
+        (
+            OtherCells,
+            "another observation space than OtherCells",
+            "at values of shape (2,), cell choices [10] from [0]",
+        ),
     ],
 )
-def test_other_spaces_are_refused(env: Any, text: str, walk: Path) -> None:
+def test_other_spaces_are_refused(env: Any, text: str, has: str, walk: Path) -> None:
     with pytest.raises(errors.SpacesDoNotFit, match=text) as refused:
         read_dataset(str(walk), describe(EnvSource.from_user(env)), ahead=1)
-    assert {"of the dataset", "of the environment"} <= refused.value.facts.keys()
+    facts = refused.value.facts
+    assert facts["of the environment"] == has != facts["of the dataset"]
 
 
 def test_no_dataset_an_empty_and_a_damaged_one(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
 from collections import deque
@@ -154,6 +155,8 @@ def test_it_finds_what_is_better_and_compares_it_on_new_seeds(tmp_path: Path) ->
     assert found.held_out.best == pytest.approx(expected)
     assert found.held_out.default == pytest.approx([-20 + seed % 7 * 0.1 for seed in (1000, 1001, 1002)])
     assert found.held_out.difference.low > 0 and "(95 % bootstrap): better" in repr(found)
+    one = dataclasses.replace(found.held_out, seeds=(1000,), best=(1.0,), default=(2.0,))
+    assert "-1.0: one seed has no interval" in repr(dataclasses.replace(found, held_out=one))
     assert pool.most == 2, "as many at a time as asked for"
     assert pool.began[0] == "trial-000" and pool.began[-6:] == [
         f"{name}-s{seed}" for seed in (1000, 1001, 1002) for name in ("best", "default")
