@@ -267,6 +267,8 @@ class EnvSpec:
             environment e. Empty for an environment of one agent. Observation and action are those of one agent.
         policies: several policies of the agents, which have no agent in common; empty if all share one. Observation and
             action are then those of a row, with room for any agent's, and each policy's own spec is in it.
+        state_values: values of the state of an environment of several agents (PettingZoo's `state()`), a flat vector;
+            0 if it has none. Policies do not see it; see `algorithms/central_state.py`.
     """
 
     name: str
@@ -283,6 +285,7 @@ class EnvSpec:
     has_goal_reward: bool = False
     agents: tuple[Agent, ...] = ()
     policies: tuple[AgentPolicy, ...] = ()
+    state_values: int = 0
 
     @property
     def num_agents(self) -> int:
@@ -415,12 +418,22 @@ class JointBatch(Batch):
     Attributes:
         trained: `[B, N]` bool, agents that act at step t, at least one of each item. The others wait, having ended
             before: their `reward` and `discount` are 0, and their `next_obs` is `obs`.
+        state, next_state: `[B, state_values]` float32, the environment's state at step t and at the step to which the
+            return of the agent that goes on longest extends; without columns if the rings hold no state.
     """
 
     trained: NDArray[np.bool_] = field(kw_only=True)
+    state: NDArray[np.float32] = field(kw_only=True)
+    next_state: NDArray[np.float32] = field(kw_only=True)
 
     @classmethod
-    def allocate(cls, batch_size: int, spec: EnvSpec, extra_fields: tuple[FieldSpec, ...] = ()) -> JointBatch:
+    def allocate(
+        cls,
+        batch_size: int,
+        spec: EnvSpec,
+        extra_fields: tuple[FieldSpec, ...] = (),
+        state_values: int = 0,
+    ) -> JointBatch:
         """Create an uninitialised batch of `batch_size` joint transitions for this environment."""
         joint = (batch_size, spec.num_agents)
         each = Batch.allocate(batch_size * spec.num_agents, spec, extra_fields)
@@ -438,6 +451,8 @@ class JointBatch(Batch):
             staleness=np.zeros(batch_size, np.int64),
             extras={name: array.reshape(*joint, *array.shape[1:]) for name, array in each.extras.items()},
             trained=np.empty(joint, np.bool_),
+            state=np.empty((batch_size, state_values), np.float32),
+            next_state=np.empty((batch_size, state_values), np.float32),
         )
 
     def by_agent(self) -> Batch:
@@ -486,6 +501,8 @@ class Segment:
         staleness: `[T]` int64, publications since `version`, filled when the segment is used.
         fresh: whether the segment is used for the first time; running statistics use fresh segments only.
         num_agents: N; each N neighbouring streams are the agents of one environment.
+        state: `[E / N, T, state_values]` float32, the environments' state in each row; None if the ring holds none.
+        last_state: `[E / N, state_values]`, the state after the last row.
     """
 
     ring: int
@@ -502,6 +519,8 @@ class Segment:
     staleness: NDArray[np.int64]
     fresh: bool = True
     num_agents: int = 1
+    state: NDArray[np.float32] | None = None
+    last_state: NDArray[np.float32] | None = None
 
     @property
     def num_envs(self) -> int:

@@ -128,7 +128,8 @@ def _replay_of(
     seen, fields = algorithm.stacked_spec(spec), algorithm.extra_fields(spec)
     if algorithm.update_loop == "joint":
         joint = JointReplay(rings, n_step=algorithm.n_step, gamma=algorithm.gamma, **options)
-        return joint, JointBatch.allocate(algorithm.batch_size, seen, fields)
+        states = rings[0].layout.state_values
+        return joint, JointBatch.allocate(algorithm.batch_size, seen, fields, states)
     if algorithm.update_loop == "sequences":
         shape = algorithm.sequence_shape
         replay = SequenceReplay(rings, shape=shape, **options)

@@ -35,6 +35,8 @@ class StreamsOfRing:
 
     fault = ""
     """A fault is that of the ring."""
+    global_state = None
+    """A team alone is trained on states, and has one policy."""
 
     def __init__(self, ring: RingReader, streams: slice, header: NDArray[np.int64]) -> None:
         self.ring, self.header = ring, header
