@@ -132,9 +132,10 @@ class PolicyReplays:
         rings: as given.
         replays: the replay of each policy.
         behind: `[P]`, how far each policy is behind its share, in updates times N.
+        discarded: `[1]`, see `discarded_steps`.
     """
 
-    STATE = ("cursors", "replays", "behind")
+    STATE = ("cursors", "replays", "behind", "discarded")
 
     def __init__(
         self,
@@ -160,6 +161,7 @@ class PolicyReplays:
         ]
         self._shares = np.array([len(policy.members) for policy in policies], np.int64)
         self.behind = np.zeros(len(policies), np.int64)
+        self.discarded = np.zeros(1, np.int64)
         self._turn = 0
 
     @property
@@ -173,10 +175,25 @@ class PolicyReplays:
 
     def ingest(self) -> int:
         """See `RingReplay.ingest`."""
-        inserted = self.look()
+        inserted, closed = self.look(), self._closed()
         for replay in self.replays:
             replay.ingest()
+        self._count_discarded(closed)
         return inserted
+
+    def _closed(self) -> NDArray[np.int64]:
+        """`[R]`, position of each ring below which no row may be sampled, in every replay; a copy."""
+        return self.replays[0].cursors[:: self._views[0], -1].copy()
+
+    def _count_discarded(self, before: NDArray[np.int64]) -> int:
+        """Count the env-steps of the rows closed since `before`, which were too old; returns their number."""
+        steps = 0
+        for reader, start, stop in zip(self.rings, before.tolist(), self._closed().tolist(), strict=True):
+            if stop > start:
+                slots = np.arange(start, stop) & (reader.num_slots - 1)
+                steps += environment_steps(reader.flags[:, slots], self._agents)
+        self.discarded += steps
+        return steps
 
     def look(self) -> int:
         """Take over the positions of all rings; returns the env-steps of their new rows."""
@@ -230,8 +247,11 @@ class PolicyReplays:
                 replay.retire(view, position)
 
     def retire_older_than(self, min_updates: int) -> int:
-        """See `RingReplay.retire_older_than`; returns steps of agents."""
-        return sum(replay.retire_older_than(min_updates) for replay in self.replays)
+        """See `RingReplay.retire_older_than`; a step is one of all agents of an environment."""
+        closed = self._closed()
+        for replay in self.replays:
+            replay.retire_older_than(min_updates)
+        return self._count_discarded(closed)
 
     @property
     def sampleable(self) -> int:
@@ -245,8 +265,8 @@ class PolicyReplays:
 
     @property
     def discarded_steps(self) -> int:
-        """See `RingReplay`; a step is one of all agents."""
-        return sum(replay.discarded_steps for replay in self.replays) // self._agents
+        """See `RingReplay`; a step is one of all agents of an environment."""
+        return int(self.discarded[0])
 
     def sample(self, batch: PolicyBatch, beta: float) -> None:
         """Sample rows of the policy whose turn it is, for which `batch` stands afterwards; see `RingReplay.sample`."""

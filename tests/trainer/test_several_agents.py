@@ -220,7 +220,7 @@ def test_policies_need_no_state(tmp_path: Path) -> None:
         **COMMON,
     ).learn(total_steps=200)
     assert 'central_state = "state"' in (tmp_path / "run" / "config.toml").read_text()
-    assert result.evaluation is not None and result.evaluation.episodes == 10
+    assert result.evaluation is not None and result.evaluation.episodes == 2
     policy = asyncrl.load(result.policy.save(tmp_path / "one.policy"))
     obs, _ = Parallel().reset(seed=0)
     assert policy.predict(obs)[0].keys() == obs.keys()
