@@ -210,12 +210,14 @@ class AgentPolicy:
         pattern: regular expression that the names of its agents match as a whole.
         members: indices of its agents in `EnvSpec.agents`, ascending.
         spec: of one of its agents, without padding; `spec.agents` are the policy's agents.
+        options: the algorithm's options that are its own; the others are those of all policies.
     """
 
     name: str
     pattern: str
     members: tuple[int, ...]
     spec: EnvSpec
+    options: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def streams(self, count: int, num_agents: int) -> NDArray[np.int64]:
         """Streams of this policy's agents among the first `count`, ascending."""

@@ -125,7 +125,7 @@ class PolicyReplays:
     Args:
         rings: the actors' rings.
         policies: the policies.
-        make: makes the replay of one policy over views of the rings.
+        make: makes the replay of a policy over views of the rings.
         rng: the generator that all replays draw from.
 
     Attributes:
@@ -141,7 +141,7 @@ class PolicyReplays:
         self,
         rings: Sequence[RingReader],
         policies: Sequence[AgentPolicy],
-        make: Callable[[tuple[Any, ...]], RingReplay[Any]],
+        make: Callable[[tuple[Any, ...], AgentPolicy], RingReplay[Any]],
         rng: np.random.Generator,
     ) -> None:
         self.rings, self._rng, self._policies = tuple(rings), rng, tuple(policies)
@@ -155,7 +155,8 @@ class PolicyReplays:
                     view
                     for ring, words in zip(rings, self._words, strict=True)
                     for view in views_of(ring, policy, words)
-                )
+                ),
+                policy,
             )
             for policy in policies
         ]

@@ -72,7 +72,7 @@ class World:
         replays = PolicyReplays(
             readers,
             self.policies,
-            lambda views: PrioritizedReplay(views, **OPTIONS, priorities=rules, rng=rng),
+            lambda views, policy: PrioritizedReplay(views, **OPTIONS, priorities=rules, rng=rng),
             rng,
         )
         row = replace(ROW, agents=())
