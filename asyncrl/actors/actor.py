@@ -117,14 +117,13 @@ class Actor:
         self._env_kwargs, self._seed = env_kwargs, seed
         layout, num_envs = writer.layout, streams.num_envs
         policy.assign_streams(index * num_envs, num_envs, num_actors * num_envs)
-        self._global_state = writer.global_state
         self._first_obs = np.empty((num_envs, *layout.spec.observation_shape), layout.spec.observation_dtype)
         frames, dtype = policy.frame_stack, layout.spec.observation_dtype
         self._stacks = FrameStacks(num_envs, frames, self._first_obs.shape[1:], dtype) if frames > 1 else None
+        self._global_state, self._row = writer.global_state, 0
         self.take_memory()
         self._obs_may_be_non_finite = self._first_obs.dtype.kind == "f"
         self._rewards, self._returns = np.zeros(num_envs, np.float64), np.zeros(num_envs, np.float64)
-        self._row = 0
         self._began_at = np.zeros(num_envs, np.int64)  # row of this life before each stream's episode
         self._steps = int(writer.header[STEPS])
         self._mask = layout.num_slots - 1

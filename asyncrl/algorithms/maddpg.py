@@ -4,9 +4,10 @@
     Lillicrap et al. 2016   Continuous control with deep reinforcement learning
     Jang et al. 2017        Categorical reparameterization with Gumbel-softmax (straight-through)
 
-Every agent acts by its own observation, mu(o_a). The critic sees the observations x of all agents and the actions of
-all, and has one output for each agent, Q_a(x, u_1, ..., u_N): the discounted sum of this agent's own rewards. So agents
-may have a goal in common, or be opponents. The agents share one policy; in the paper each has its own.
+Every agent acts by its own observation, mu(o_a). The critic sees x, the observations of all agents or the environment's
+state (`central_state`), and the actions of all, and has one output for each agent, Q_a(x, u_1, ..., u_N): the
+discounted sum of this agent's own rewards. So agents may have a goal in common, or be opponents. The agents share one
+policy; in the paper each has its own.
 
 Discrete actions are one-hot vectors drawn from the policy's logits by Gumbel-softmax: the forward pass takes the drawn
 action, the backward pass the derivative of the softmax.

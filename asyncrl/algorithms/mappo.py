@@ -3,9 +3,9 @@
     Yu et al. 2022          The surprising effectiveness of PPO in cooperative multi-agent games
     Schulman et al. 2017    Proximal policy optimization algorithms
 
-Every agent acts by its own observation. One critic sees the state, which is the observations of all agents, one after
-the other, and learns the return of the team: the discounted sum of the rewards of all agents. So all agents that act
-in a step have the same advantage,
+Every agent acts by its own observation. One critic sees the state, the environment's or the observations of all agents
+(`central_state`), and learns the return of the team: the discounted sum of the rewards of all agents. So all agents
+that act in a step have the same advantage,
 
     A_t = sum_l (gamma lambda)^l (r_{t+l} + gamma V(s_{t+l+1}) - V(s_{t+l}))        r_t = sum_a r_t^a
 

@@ -104,6 +104,17 @@ def test_a_step_is_one_of_the_environment_and_a_sample_one_of_an_agent() -> None
     assert last.replay_capacity == 1024, "600 steps of 2 environments, rounded up to 512 rows"
 
 
+@pytest.mark.parametrize("name", ["dqn", "vdn", "ppo", "mappo"])
+def test_policy_lag_counts_a_step_of_all_agents_once(name: str) -> None:
+    """Five steps and a RESET row per episode: six counts for each environment, whose three agents act at once."""
+    trainer = Trainer(Together, replace(ALGORITHMS[name], discipline="lockstep"), num_actors=1, **COMMON)
+    trainer.learn(total_steps=300)
+    last = trainer.snapshot()
+    assert last is not None
+    counted = sum(last.policy_lag_counts)
+    assert counted % ENVS == 0 and counted == pytest.approx(last.env_steps * 6 / 5, abs=32 * ENVS)
+
+
 def test_the_index_lets_one_policy_act_for_each_agent() -> None:
     """All agents see the same; each is paid for another action."""
     options: dict[str, Any] = {**COMMON, "num_actors": 1, "envs_per_actor": 8, "eval_interval_steps": 500}
