@@ -224,7 +224,7 @@ def test_policies_need_no_state(tmp_path: Path) -> None:
     """Their files play in environments without one; what the run has chosen is in its files."""
     result = Trainer(
         WithState,
-        replace(ALGORITHMS["qmix"], central_state="auto"),
+        replace(ALGORITHMS["qmix-state"], central_state="auto"),
         num_actors=1,
         run_dir=tmp_path / "run",
         eval_env=Parallel,
