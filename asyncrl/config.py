@@ -56,6 +56,9 @@ class TrainerConfig:
     policies: Mapping[str, str] = field(default_factory=dict)
     """Several policies of the agents, name:pattern; agents whose whole name matches the pattern share the policy."""
 
+    policy_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the algorithm for single policies, name.option:value, in Python {name: {option: value}}."""
+
     self_play: Literal["none", "newest", "uniform", "prioritized"] = "none"
     """Draw of past versions of the policy as opponents: the newest, any, or mostly those it loses to."""
 

@@ -221,12 +221,14 @@ class AgentPolicy:
         pattern: regular expression that the names of its agents match as a whole.
         members: indices of its agents in `EnvSpec.agents`, ascending.
         spec: of one of its agents, without padding; `spec.agents` are the policy's agents.
+        options: the algorithm's options that are its own; the others are those of all policies.
     """
 
     name: str
     pattern: str
     members: tuple[int, ...]
     spec: EnvSpec
+    options: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def streams(self, count: int, num_agents: int) -> NDArray[np.int64]:
         """Streams of this policy's agents among the first `count`, ascending."""
@@ -278,6 +280,8 @@ class EnvSpec:
             environment e. Empty for an environment of one agent. Observation and action are those of one agent.
         policies: several policies of the agents, which have no agent in common; empty if all share one. Observation and
             action are then those of a row, with room for any agent's, and each policy's own spec is in it.
+        state_values: values of the state of an environment of several agents (PettingZoo's `state()`), a flat vector;
+            0 if it has none. Policies do not see it; see `algorithms/central_state.py`.
     """
 
     name: str
@@ -294,6 +298,7 @@ class EnvSpec:
     has_goal_reward: bool = False
     agents: tuple[Agent, ...] = ()
     policies: tuple[AgentPolicy, ...] = ()
+    state_values: int = 0
 
     @property
     def num_agents(self) -> int:
@@ -426,12 +431,22 @@ class JointBatch(Batch):
     Attributes:
         trained: `[B, N]` bool, agents that act at step t, at least one of each item. The others wait, having ended
             before: their `reward` and `discount` are 0, and their `next_obs` is `obs`.
+        state, next_state: `[B, state_values]` float32, the environment's state at step t and at the step to which the
+            return of the agent that goes on longest extends; without columns if the rings hold no state.
     """
 
     trained: NDArray[np.bool_] = field(kw_only=True)
+    state: NDArray[np.float32] = field(kw_only=True)
+    next_state: NDArray[np.float32] = field(kw_only=True)
 
     @classmethod
-    def allocate(cls, batch_size: int, spec: EnvSpec, extra_fields: tuple[FieldSpec, ...] = ()) -> JointBatch:
+    def allocate(
+        cls,
+        batch_size: int,
+        spec: EnvSpec,
+        extra_fields: tuple[FieldSpec, ...] = (),
+        state_values: int = 0,
+    ) -> JointBatch:
         """Create an uninitialised batch of `batch_size` joint transitions for this environment."""
         joint = (batch_size, spec.num_agents)
         each = Batch.allocate(batch_size * spec.num_agents, spec, extra_fields)
@@ -449,6 +464,8 @@ class JointBatch(Batch):
             staleness=np.zeros(batch_size, np.int64),
             extras={name: array.reshape(*joint, *array.shape[1:]) for name, array in each.extras.items()},
             trained=np.empty(joint, np.bool_),
+            state=np.empty((batch_size, state_values), np.float32),
+            next_state=np.empty((batch_size, state_values), np.float32),
         )
 
     def by_agent(self) -> Batch:
@@ -497,6 +514,8 @@ class Segment:
         staleness: `[T]` int64, publications since `version`, filled when the segment is used.
         fresh: whether the segment is used for the first time; running statistics use fresh segments only.
         num_agents: N; each N neighbouring streams are the agents of one environment.
+        state: `[E / N, T, state_values]` float32, the environments' state in each row; None if the ring holds none.
+        last_state: `[E / N, state_values]`, the state after the last row.
     """
 
     ring: int
@@ -513,6 +532,8 @@ class Segment:
     staleness: NDArray[np.int64]
     fresh: bool = True
     num_agents: int = 1
+    state: NDArray[np.float32] | None = None
+    last_state: NDArray[np.float32] | None = None
 
     @property
     def num_envs(self) -> int:

@@ -315,18 +315,24 @@ def _convert(kind: Any, value: Any) -> Any:
 def mapping_from_texts(texts: Iterable[str]) -> dict[str, Any]:
     """Parse a mapping from texts such as `gravity:9`; a value that is not a Python literal stays a string.
 
+    `easy.size:4` is an item of the mapping `easy`.
+
     Raises:
         ValueError: an item's key is not an identifier, or its value is missing.
     """
-    values = {}
+    values: dict[str, Any] = {}
     for text in texts:
-        key, _, value = text.partition(":")
-        if not key.isidentifier() or not value:
+        path, _, value = text.partition(":")
+        outer, dot, key = path.partition(".")
+        if not outer.isidentifier() or (dot and not key.isidentifier()) or not value:
+            raise ValueError(text)
+        into, name = (values.setdefault(outer, {}), key) if dot else (values, outer)
+        if not isinstance(into, dict):
             raise ValueError(text)
         try:
-            values[key] = ast.literal_eval(value)
+            into[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            values[key] = value
+            into[name] = value
     return values
 
 

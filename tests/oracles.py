@@ -57,6 +57,7 @@ class SlowRow:
     policy_updates: int
     incarnation: int
     extras: dict[str, NDArray[Any]] = field(default_factory=dict)
+    state: NDArray[np.float32] | None = None
 
 
 @dataclass
@@ -274,6 +275,11 @@ def slow_joint(twin: SlowReplay, key: tuple[int, int, int]) -> dict[str, Any]:
             }
         )
     wanted = {name: np.stack([agent[name] for agent in agents]) for name in agents[0]}
+    if rows[position].state is not None:
+        acting = [env for env in range(first, first + twin.num_agents) if slow_trained(rows, position, env)]
+        ends = [slow_n_step(rows, position, env, twin.n_step, twin.gamma)[2] for env in acting]
+        for name, at in (("state", position), ("next_state", max(ends))):
+            wanted[name] = rows[at].state[first // twin.num_agents]
     return {**wanted, "version": own.version, "policy_updates": own.policy_updates}
 
 

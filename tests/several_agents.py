@@ -241,3 +241,60 @@ class Pursuit(Parallel):
 
     def observe(self, name: str, action: int) -> Any:
         return np.full(self.observation_space(name).shape, self.steps, np.float32)
+
+
+class WithState(Parallel):
+    """`Parallel` with a state: (episode, step, number of agents that go on), of which the last is in no observation."""
+
+    state_space = spaces.Box(-1, 1e6, (3,), np.int64)
+
+    def state(self) -> NDArray[np.int64]:
+        return np.array([self.episode, self.steps, len(self.agents)])
+
+
+class Unasked(WithState):
+    """Its state must not be asked for."""
+
+    def state(self) -> NDArray[np.int64]:
+        raise AssertionError("nobody reads the state")
+
+
+class Hidden(Parallel):
+    """A game of four steps that pays the team +1 or -1 in each, by a coin of its reset that only `state()` shows.
+
+    Actions, one discrete or real-valued, do nothing, and no observation shows the coin. With gamma 1/2 the values of
+    the four steps are 1.875, 1.75, 1.5 and 1 times the coin. By observations alone the best prediction is 0.
+    """
+
+    state_space = spaces.Box(-1, 4, (2,), np.float32)
+    VALUES = (1.875, 1.75, 1.5, 1.0)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode, ("first", "second"))
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(0, 4, (1,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.agents, self.steps = list(self.possible_agents), 0
+        self.coin = 2 * int(self.rng.integers(2)) - 1
+        return {name: self.observe(name, -1) for name in self.agents}, {name: {} for name in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        self.steps += 1
+        acted, over = self.agents, self.steps == 4
+        self.agents = [] if over else acted
+        rewards = dict.fromkeys(acted, self.coin / 2)
+        ends, infos = dict.fromkeys(acted, over), {name: {} for name in acted}
+        return {n: self.observe(n, 0) for n in acted}, rewards, ends, dict.fromkeys(acted, False), infos
+
+    def observe(self, name: str, action: int) -> Any:
+        return np.array([self.steps], np.float32)
+
+    def state(self) -> NDArray[np.float32]:
+        return np.array([self.coin, self.steps], np.float32)

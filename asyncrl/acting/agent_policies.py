@@ -23,6 +23,7 @@ would have to be granted, restored and cut in step; and a loop for each policy, 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.recurrent import memory_of
-from asyncrl.interfaces import EnvSpec
+from asyncrl.interfaces import AgentPolicy, EnvSpec
 from asyncrl.protocols import Algorithm, Memory, Policy
 
 
@@ -38,7 +39,12 @@ def make_policy(algorithm: Algorithm, spec: EnvSpec) -> Policy:
     """Make the policy that acts for all agents, with uninitialised weights. Raises as `Algorithm.make_policy` does."""
     if not spec.policies:
         return algorithm.make_policy(spec)
-    return AgentPolicies(spec, [algorithm.make_policy(policy.spec) for policy in spec.policies])
+    return AgentPolicies(spec, [own_record(algorithm, own).make_policy(own.spec) for own in spec.policies])
+
+
+def own_record(algorithm: Any, policy: AgentPolicy) -> Any:
+    """The algorithm's record of one of several policies; see `algorithms/policy_options.py`."""
+    return dataclasses.replace(algorithm, **policy.options) if policy.options else algorithm
 
 
 class AgentPolicies:

@@ -15,7 +15,7 @@ from asyncrl.acting.frames import next_stacks
 from asyncrl.acting.policies import float32_bounds
 from asyncrl.acting.recurrent import memory_of, next_states
 from asyncrl.envs.observations import AgentView, agent_views, rows_of
-from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.interfaces import AgentPolicy, BoxAction, DiscreteAction, EnvSpec
 from asyncrl.protocols import Policy
 
 
@@ -116,11 +116,11 @@ class TrainedPolicy:
         if not isinstance(self.policy, AgentPolicies):
             return {}
         parts = zip(self.spec.policies, self.policy.weights_of(self.weights), self.policy.parts, strict=True)
-        return {policy.name: self._part(policy.spec, part, weights) for policy, weights, part in parts}
+        return {own.name: self._part(own, part, weights) for own, weights, part in parts}
 
-    def _part(self, spec: EnvSpec, policy: Policy, weights: NDArray[np.float32]) -> TrainedPolicy:
+    def _part(self, own: AgentPolicy, policy: Policy, weights: NDArray[np.float32]) -> TrainedPolicy:
         """One of several policies."""
-        return TrainedPolicy(spec, policy, weights, self.rng)
+        return TrainedPolicy(own.spec, policy, weights, self.rng)
 
     def _predict_by_policy(
         self, obs: Any, state: Any, episode_start: Any, deterministic: bool

@@ -117,13 +117,13 @@ class Actor:
         self._env_kwargs, self._seed = env_kwargs, seed
         layout, num_envs = writer.layout, streams.num_envs
         policy.assign_streams(index * num_envs, num_envs, num_actors * num_envs)
-        self._memory = memory_of(policy)
         self._first_obs = np.empty((num_envs, *layout.spec.observation_shape), layout.spec.observation_dtype)
         frames, dtype = policy.frame_stack, layout.spec.observation_dtype
         self._stacks = FrameStacks(num_envs, frames, self._first_obs.shape[1:], dtype) if frames > 1 else None
+        self._global_state, self._row = writer.global_state, 0
+        self.take_memory()
         self._obs_may_be_non_finite = self._first_obs.dtype.kind == "f"
         self._rewards, self._returns = np.zeros(num_envs, np.float64), np.zeros(num_envs, np.float64)
-        self._row = 0
         self._began_at = np.zeros(num_envs, np.int64)  # row of this life before each stream's episode
         self._steps = int(writer.header[STEPS])
         self._mask = layout.num_slots - 1
@@ -138,7 +138,13 @@ class Actor:
         """
         num_envs = self.streams.num_envs
         self.policy.assign_streams((first_index + self.index) * num_envs, num_envs, all_actors * num_envs)
+        self.take_memory()
+
+    def take_memory(self) -> None:
+        """Find the recurrent state of the policy, which is another policy's or has moved."""
         self._memory = memory_of(self.policy)
+        also: tuple[object, ...] = self._stacks, self._memory, self._global_state
+        self._keeps_more = any(part is not None for part in also)
 
     @property
     def between_rows(self) -> bool:
@@ -175,7 +181,7 @@ class Actor:
             if position > 0:
                 self._write_reset_row(slot, next_slot)
                 return True
-            writer.obs[:, slot] = self._first_obs
+            self._write_first_obs(slot)
         self._renew_environments(position)
         next_obs = writer.obs[:, next_slot]
         obs = self.streams.newest if self._stacks is None else self._stacks.array
@@ -192,8 +198,9 @@ class Actor:
         writer.action[:, slot] = actions
         for name, values in extras.items():
             writer.extras[name][:, slot] = values
-        if self._stacks is not None or self._memory is not None:
+        if self._keeps_more:
             self._begin_episodes(events)
+            self._write_states(next_slot, actions)
         self._publish(slot, events)
         if timed:
             writer.add_times(acted - began, stepped - acted, perf_counter_ns() - stepped)
@@ -228,12 +235,25 @@ class Actor:
         Its observation is used to bootstrap the value of the last life's trajectory in segments.
         """
         writer = self.writer
-        writer.obs[:, next_slot] = self._first_obs
+        self._write_first_obs(next_slot)
         for values in (writer.action, writer.reward, *writer.extras.values()):
             values[:, slot] = 0
         writer.flags[:, slot] = RESET
         self._stamp(slot)
         writer.publish(1, 0)
+
+    def _write_first_obs(self, slot: int) -> None:
+        """Write what `begin` found, observations and states, into a slot."""
+        self.writer.obs[:, slot] = self._first_obs
+        self._write_states(slot, None)
+
+    def _write_states(self, slot: int, actions: NDArray[Any] | None) -> None:
+        """Write the environments' states of now into a slot, if the ring keeps them. Raises `EnvironmentFailed`."""
+        if self._global_state is not None:
+            try:
+                self.streams.write_states(self._global_state[:, slot])
+            except BaseException as error:
+                raise self._explain(error, actions, "state") from error
 
     def _begin_episodes(self, events: Events, streams: slice = slice(None)) -> None:
         """Push observations of `streams` on their stacks; begin new stacks and recurrent states at RESET rows."""
@@ -280,14 +300,16 @@ class Actor:
             fix="mend the environment (a diverged simulation?); nothing of this step was stored",
         )
 
-    def _explain(self, error: BaseException, actions: NDArray[Any] | None) -> EnvironmentFailed:
+    def _explain(
+        self, error: BaseException, actions: NDArray[Any] | None, call: str = ""
+    ) -> EnvironmentFailed:
         env = self.streams.current
         facts = self._where(env, actions)
         if isinstance(error, EnvironmentFailed):
             error.facts.update(facts)
             return error
         who = f"{self.streams.place_of(env)} of actor {self.index}"
-        call = "reset" if actions is None or self.streams.resetting else "step"
+        call = call or ("reset" if actions is None or self.streams.resetting else "step")
         return EnvironmentRaised(
             f"{who} raised {type(error).__name__} in {call}: {error_text(error)}",
             facts=facts,

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from asyncrl.acting.recurrent import memory_of
 from asyncrl.actors.actor import Actor
 from asyncrl.actors.served_actor import ServedActor
 from asyncrl.actors.streams import AgentStreams, PlainStreams, Streams, VectorStreams
@@ -82,7 +81,7 @@ def _restore_policy(actor: Actor, policy: Any) -> None:
             actor.take_stacks(actor._stacks.array)
     elif not served:
         actor.policy = policy
-        actor._memory = memory_of(policy)
+        actor.take_memory()
 
 
 def _streams_state(streams: Streams) -> dict[str, Any]:

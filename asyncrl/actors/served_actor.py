@@ -110,7 +110,7 @@ class ServedActor(Actor):
             return False
         slot, next_slot = position & self._mask, (position + 1) & self._mask
         if self._first_row and position == 0:
-            writer.obs[:, slot] = self._first_obs
+            self._write_first_obs(slot)
         resets = self._first_row and position > 0
         if self._part == 0 and not resets:
             self._renew_environments(position)
@@ -180,6 +180,8 @@ class ServedActor(Actor):
         self._refuse_non_finite(self.streams.newest, writer.action[:, slot])
         events: Events = self._events[0] if len(self._events) == 1 else np.concatenate(self._events)
         self._events = []
+        if self._global_state is not None:
+            self._write_states(next_slot, writer.action[:, slot])
         timed = not writer.published & TIMED_MASK
         began = perf_counter_ns() if timed else 0
         self._publish(slot, events)

@@ -137,6 +137,13 @@ class Streams:
         """
         raise NotImplementedError
 
+    def write_states(self, out: NDArray[np.float32]) -> None:
+        """Write the present state of every environment into `out` `[environments, state_values]`.
+
+        Only environments of several agents have one (`EnvSpec.state_values`). Raises whatever an environment raises.
+        """
+        raise NotImplementedError
+
     def close(self) -> None:
         """Close the environments."""
         raise NotImplementedError
@@ -513,6 +520,13 @@ class AgentStreams(Streams):
         self.newest = next_obs
         flagged = np.flatnonzero(flags)
         return np.stack((flagged + first, flags[flagged]), axis=1) if flagged.size else _NO_EVENTS
+
+    def write_states(self, out: NDArray[np.float32]) -> None:
+        """See `Streams.write_states`."""
+        for e, env in enumerate(self.envs):
+            self._current[0] = e * len(self._agents)
+            out[e] = env.state()
+        self._current[0] = -1
 
     def close(self) -> None:
         """See `Streams.close`."""

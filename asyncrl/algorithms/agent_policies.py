@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.agent_policies import own_record
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import UNTRAINED, AgentPolicy, EnvSpec, FieldSpec, Segment, UpdateResult, ValuePairs
 from asyncrl.protocols import Algorithm, ReplayUpdater, SegmentUpdater, SequenceUpdater, Updater
@@ -18,8 +19,10 @@ from asyncrl.replay.policy_replays import PolicyBatch
 
 def check_agents(algorithm: Algorithm, spec: EnvSpec) -> None:
     """Check that the algorithm can learn what each policy sees and does. Raises what `Algorithm.check` does."""
-    for own in (policy.spec for policy in spec.policies) if spec.policies else (spec,):
-        algorithm.check(own)
+    if not spec.policies:
+        algorithm.check(spec)
+    for policy in spec.policies:
+        own_record(algorithm, policy).check(policy.spec)
     row_fields(algorithm, spec)
 
 
@@ -37,7 +40,9 @@ def row_fields(algorithm: _Fields, spec: EnvSpec) -> tuple[FieldSpec, ...]:
     """
     if not spec.policies:
         return algorithm.extra_fields(spec)
-    fields = {policy.name: algorithm.extra_fields(policy.spec) for policy in spec.policies}
+    fields: dict[str, tuple[FieldSpec, ...]] = {
+        own.name: own_record(algorithm, own).extra_fields(own.spec) for own in spec.policies
+    }
     first = spec.policies[0].name
     for name, own in fields.items():
         if own != fields[first]:
@@ -58,7 +63,9 @@ def make_updater(algorithm: Algorithm, spec: EnvSpec, device: str, seed: int) ->
         return algorithm.make_updater(spec, device, seed)
     seeds = np.random.SeedSequence(seed).generate_state(len(spec.policies)).tolist()
     each = zip(spec.policies, seeds, strict=True)
-    cores: list[Any] = [algorithm.make_updater(policy.spec, device, int(own)) for policy, own in each]
+    cores: list[Any] = [
+        own_record(algorithm, policy).make_updater(policy.spec, device, own) for policy, own in each
+    ]
     kind = AgentSegmentUpdater if algorithm.update_loop == "segments" else AgentReplayUpdater
     return kind(spec.policies, cores)
 

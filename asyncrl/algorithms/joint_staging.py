@@ -9,11 +9,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.algorithms.normalization import ObservationStatistics
+from asyncrl.algorithms.central_state import state_values
+from asyncrl.algorithms.normalization import NormalisingMoments, ObservationStatistics
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.algorithms.value_bounds import ValueBounds
 from asyncrl.envs.observations import mask_reader
 from asyncrl.interfaces import EnvSpec, JointBatch
+
+
+def of_state(config: Any, spec: EnvSpec) -> tuple[int, NormalisingMoments | None]:
+    """Arguments `state_values` and `state_statistics` of a `JointStage` for an algorithm's options."""
+    values = state_values(config, spec)
+    return values, NormalisingMoments(values) if values and config.normalize_observations else None
 
 
 class JointStage:
@@ -26,11 +33,13 @@ class JointStage:
         reward_scale: factor on the rewards.
         bounds, statistics: see `StagedBatch`; the bounds are those of the values that are learned.
         scaling: see `StagedBatch`.
+        state_values: values of the environment's state; 0 takes the observations of all agents in its place.
+        state_statistics: its statistics, updated by every batch; None without normalisation.
 
     Attributes:
         size: B.
         rows: `[2 B N, inputs]`: obs of all agents, then next_obs; agents of an item are consecutive.
-        state, next_state: `[B, N inputs]`, views of `rows`.
+        state, next_state: `[B, state_values]`, or `[B, N inputs]`, views of `rows`.
         action: `[B N, 1]` int64, or `[B N, d]` float32 in -1..1.
         acts, goes_on: `[B, N]` float32, 1 for agents that act in s, and for those whose value in s' is bootstrapped.
         reward: `[B, 1]`, sum of the agents' n-step rewards.
@@ -50,12 +59,18 @@ class JointStage:
         bounds: ValueBounds,
         statistics: ObservationStatistics | None,
         scaling: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
+        state_values: int = 0,
+        state_statistics: NormalisingMoments | None = None,
     ) -> None:
         self.size, self._device, self._bounds = size, device, bounds
         self._reward_scale = np.float32(reward_scale)
         self._each = StagedBatch(size * spec.num_agents, spec, device, scaling, statistics=statistics)
         self.rows, self.action = self._each.rows, self._each.action
-        self.state, self.next_state = self.rows.view(2, size, -1)
+        self._has_state, self._state_statistics = state_values > 0, state_statistics
+        observed = self.rows.view(2, size, -1)
+        self.state, self.next_state = (
+            torch.zeros(2, size, state_values, device=device) if state_values else observed
+        )
         self._returned = np.empty(size, np.float32)
 
     @property
@@ -66,12 +81,21 @@ class JointStage:
     def stage(self, batch: JointBatch) -> None:
         """Copy the batch; no reference to it is kept."""
         self._each.stage(batch.by_agent())
+        if self._has_state:
+            self._stage_states(batch)
         reward, discount = self._returns(batch)
         self._bounds.extend(reward.reshape(-1), discount.reshape(-1))
         self.acts, self.goes_on = self._on_device(batch.trained), self._on_device(batch.discount > 0)
         self.low, self.high = self._on_device(self._bounds.values)
         self.reward, self.discount = self._on_device(reward), self._on_device(discount)
         self.weight = self._on_device(batch.weight[:, None] / np.float32(self.size))
+
+    def _stage_states(self, batch: JointBatch) -> None:
+        statistics = self._state_statistics
+        if statistics is not None:
+            statistics.add(batch.state)
+        for to, states in ((self.state, batch.state), (self.next_state, batch.next_state)):
+            to.copy_(torch.from_numpy(states if statistics is None else statistics.normalised(states)))
 
     def _returns(self, batch: JointBatch) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """`reward` and `discount`."""

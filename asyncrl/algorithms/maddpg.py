@@ -4,9 +4,10 @@
     Lillicrap et al. 2016   Continuous control with deep reinforcement learning
     Jang et al. 2017        Categorical reparameterization with Gumbel-softmax (straight-through)
 
-Every agent acts by its own observation, mu(o_a). The critic sees the observations x of all agents and the actions of
-all, and has one output for each agent, Q_a(x, u_1, ..., u_N): the discounted sum of this agent's own rewards. So agents
-may have a goal in common, or be opponents. The agents share one policy; in the paper each has its own.
+Every agent acts by its own observation, mu(o_a). The critic sees x, the observations of all agents or the environment's
+state (`central_state`), and the actions of all, and has one output for each agent, Q_a(x, u_1, ..., u_N): the
+discounted sum of this agent's own rewards. So agents may have a goal in common, or be opponents. The agents share one
+policy; in the paper each has its own.
 
 Discrete actions are one-hot vectors drawn from the policy's logits by Gumbel-softmax: the forward pass takes the drawn
 action, the backward pass the derivative of the softmax.
@@ -16,14 +17,16 @@ Networks and the update are in `maddpg_update.py`, which imports torch; this mod
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, Self
 
 from asyncrl.acting.images import ImageNetwork
 from asyncrl.acting.noise import GaussianNoise
 from asyncrl.algorithms.action_spaces import check_agents
+from asyncrl.algorithms.central_state import CentralState, resolved
 from asyncrl.algorithms.off_policy import OffPolicy
+from asyncrl.config import TrainerConfig
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, FieldSpec
 from asyncrl.options import Coefficient, NotNegative, Positive, Range, Widths
@@ -98,6 +101,14 @@ class MADDPG(OffPolicy):
 
     logit_penalty: Coefficient = 1e-3
     """Coefficient of the mean squared logit in the loss of discrete actions, which keeps the policy from certainty."""
+
+    central_state: CentralState = "auto"
+    """What the critic sees beside all agents' actions: the environment's state or all agents' observations; auto: its
+    state if it has one."""
+
+    def for_run(self, config: TrainerConfig, spec: EnvSpec) -> Self:
+        """See `OffPolicy.for_run`; `central_state` follows from the environment."""
+        return replace(super().for_run(config, spec), central_state=resolved(self, spec))
 
     def check(self, spec: EnvSpec) -> None:
         """Refuse unsupported actions, one agent, and images, which the critic cannot see side by side.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.acting.box import scaling
-from asyncrl.algorithms.joint_staging import AgentsStage
+from asyncrl.algorithms.joint_staging import AgentsStage, of_state
 from asyncrl.algorithms.replay_update import ReplayUpdate
 from asyncrl.interfaces import BoxAction, EnvSpec
 from asyncrl.networks.architecture import Architecture
@@ -50,6 +50,7 @@ class MADDPGUpdate(ReplayUpdate):
     config: Any
     STATE = (
         *ReplayUpdate.STATE,
+        "state_statistics",
         "policy",
         "critic",
         "target_policy",
@@ -64,6 +65,7 @@ class MADDPGUpdate(ReplayUpdate):
         self.layout = layout = config.layout(spec)
         super().__init__(config, spec, device, layout)
         self._loss, self.discrete = loss, not isinstance(spec.action, BoxAction)
+        self.state_values, self.state_statistics = of_state(config, spec)
         self.scaling = scaling(spec.action) if isinstance(spec.action, BoxAction) else None
         with torch.no_grad():
             self._make_networks(seed)
@@ -74,7 +76,7 @@ class MADDPGUpdate(ReplayUpdate):
     def _make_networks(self, seed: int) -> None:
         config, layout, agents = self.config, self.layout, self.spec.num_agents
         hidden = config.critic_hidden_sizes or config.hidden_sizes
-        inputs = agents * (layout.inputs + layout.sizes[-1])
+        inputs = (self.state_values or agents * layout.inputs) + agents * layout.sizes[-1]
         parts = [
             Architecture(layout.sizes, network=layout.network, seed=seed),
             Architecture((inputs, *hidden, agents), network=layout.network, seed=seed + 1),
@@ -92,7 +94,8 @@ class MADDPGUpdate(ReplayUpdate):
         self._optimizer = FlatAdam(flat, gradient, eps=eps, max_grad_norm=norm)
         self._to_host = HostCopy(self.policy.flat)
         buffers = *self.policy.buffers(), *self.critic.buffers()
-        weighted, shared = slice(sizes[0], None), (self.statistics, self.bounds)
+        weighted = slice(sizes[0], None)
+        shared = self.statistics, self.state_statistics, self.bounds
         self.vector = FlatVector(flat, gradient, weighted, shared, buffers)
         self.vector.moments = (self._optimizer.moments,)
 
@@ -105,6 +108,8 @@ class MADDPGUpdate(ReplayUpdate):
             self.bounds,
             self.statistics,
             scaling=self.scaling,
+            state_values=self.state_values,
+            state_statistics=self.state_statistics,
         )
 
     def _make_buffers(self, batch: AgentsStage) -> MADDPGBuffers:
@@ -202,9 +207,9 @@ class MADDPGBuffers:
     Attributes:
         batch: the batch on the device; `stage` fills it.
         actions: shape (B, N, d) of the joint actions.
-        taken, following: `[B, N (inputs + d)]`, inputs of the critic and of its target: the batch's observations and
-            actions; the next observations and the target policy's actions.
-        own: `[B N, N (inputs + d)]`: for each agent the batch's joint action with its own one replaced.
+        taken, following: `[B, x + N d]`, inputs of the critic and of its target: the batch's states and actions; the
+            next states and the target policy's actions. x is N inputs where the state is the observations.
+        own: `[B N, x + N d]`: for each agent the batch's joint action with its own one replaced.
         noise: `[B N, d]`.
         grad_q: `[B N, N]`.
         losses: critic's and policy's loss and the values `[B, N]` of the last update.

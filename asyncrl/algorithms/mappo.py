@@ -3,9 +3,9 @@
     Yu et al. 2022          The surprising effectiveness of PPO in cooperative multi-agent games
     Schulman et al. 2017    Proximal policy optimization algorithms
 
-Every agent acts by its own observation. One critic sees the state, which is the observations of all agents, one after
-the other, and learns the return of the team: the discounted sum of the rewards of all agents. So all agents that act
-in a step have the same advantage,
+Every agent acts by its own observation. One critic sees the state, the environment's or the observations of all agents
+(`central_state`), and learns the return of the team: the discounted sum of the rewards of all agents. So all agents
+that act in a step have the same advantage,
 
     A_t = sum_l (gamma lambda)^l (r_{t+l} + gamma V(s_{t+l+1}) - V(s_{t+l}))        r_t = sum_a r_t^a
 
@@ -18,15 +18,17 @@ Importing this module does not import torch; making an updater does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.images import ImageNetwork
 from asyncrl.algorithms.action_spaces import check_agents
+from asyncrl.algorithms.central_state import CentralState, resolved
 from asyncrl.algorithms.ppo import PPO
+from asyncrl.config import TrainerConfig
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import EnvSpec
 from asyncrl.protocols import SegmentUpdater
@@ -46,6 +48,9 @@ class MAPPO(PPO):
     name: ClassVar[str] = "mappo"
     takes_images: ClassVar[bool] = False
     needs_agents: ClassVar[bool] = True
+
+    central_state: CentralState = "auto"
+    """What the critic sees: the environment's state or all agents' observations; auto: its state if it has one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,6 +74,10 @@ class MAPPO(PPO):
                 facts={"observation shape": spec.observation_shape, "dtype": spec.observation_dtype},
                 fix="use ppo, whose policy all agents share as well, or vdn",
             )
+
+    def for_run(self, config: TrainerConfig, spec: EnvSpec) -> Self:
+        """See `PPO.for_run`; `central_state` follows from the environment."""
+        return replace(super().for_run(config, spec), central_state=resolved(self, spec))
 
     def critic_layout(self, spec: EnvSpec) -> None:
         """None: a policy sees one agent's observation, and the critic needs those of all."""

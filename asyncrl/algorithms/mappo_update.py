@@ -1,7 +1,8 @@
 """Update of MAPPO: a rollout of joint rows, and a policy and a central critic that pass over them.
 
 The rows of every pass are in groups of N, the agents of an environment at a step. So the policy's input `[G N, inputs]`
-is the critic's input `[G, N inputs]` as well, in the same memory.
+is the critic's input `[G, N inputs]` as well, in the same memory, unless the critic sees the environment's state: a
+rollout holds the states as they are, and normalises those of a pass by the statistics of its iteration.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.acting.network import OBSERVATION_CLIP
 from asyncrl.acting.stochastic import ActorLayout
 from asyncrl.algorithms.actor_critic import ActorCritic
+from asyncrl.algorithms.central_state import state_values
+from asyncrl.algorithms.normalization import NormalisingMoments, RunningMoments
 from asyncrl.algorithms.on_policy import OnPolicy
 from asyncrl.algorithms.on_policy_update import OnPolicyUpdate
 from asyncrl.algorithms.ppo import PPO
@@ -25,29 +29,65 @@ from asyncrl.algorithms.returns import team_rewards
 from asyncrl.algorithms.rollout import Minibatch, PolicyRollout, Rollout, fill_inputs
 from asyncrl.interfaces import EnvSpec, Segment
 from asyncrl.networks.architecture import Architecture, Network
+from asyncrl.networks.flat_vector import FlatVector
 
 
 class CentralCritic(ActorCritic):
-    """Policy of an agent's observation, and value of the observations of all agents. See `ActorCritic`."""
+    """Policy of an agent's observation, and value of the state or of the observations of all agents. See `ActorCritic`.
+
+    Attributes:
+        num_agents: N.
+        state_values: values of the state; 0 if the critic sees the observations.
+    """
+
+    STATE = (*ActorCritic.STATE, "_seen_states", "_noted_states")
 
     def __init__(self, config: OnPolicy, spec: EnvSpec, device: str = "cpu", seed: int = 0) -> None:
-        self.num_agents = spec.num_agents
+        self.num_agents, self.state_values = spec.num_agents, state_values(config, spec)
+        self._seen_states = self._noted_states = None
+        if self.state_values and config.normalize_observations:
+            self._seen_states = NormalisingMoments(self.state_values)
+            self._noted_states = RunningMoments(self.state_values)
         super().__init__(config, spec, device, seed)
+
+    def _make_vector(self, buffers: Sequence[Tensor]) -> FlatVector:
+        vector = super()._make_vector(buffers)
+        if self._noted_states is not None:
+            vector.shared += (self._noted_states,)
+        return vector
+
+    def observe_states(self, states: NDArray[np.float32]) -> None:
+        """Collect the states `[..., state_values]`; no effect without normalisation. See `SegmentNetworks.observe`."""
+        if self._noted_states is not None:
+            self._noted_states.add(states.reshape(-1, self.state_values))
+
+    def move_statistics(self) -> None:
+        """See `SegmentNetworks`."""
+        super().move_statistics()
+        if self._seen_states is not None and self._noted_states is not None:
+            self._seen_states.absorb(self._noted_states)
+
+    def seen_states(self, states: Tensor) -> Tensor:
+        """States `[G, state_values]` on the device as the critic sees them."""
+        if self._seen_states is None:
+            return states
+        mean, scale = (torch.from_numpy(part).to(states.device) for part in self._seen_states.normalisation)
+        return ((states - mean) * scale).clamp_(-OBSERVATION_CLIP, OBSERVATION_CLIP)
 
     def _architectures(
         self, layout: ActorLayout, value_hidden: tuple[int, ...] | None, seed: int
     ) -> tuple[Architecture, Architecture]:
         hidden = layout.hidden if value_hidden is None else value_hidden
         make = partial(Architecture, activation=layout.activation, network=layout.network)
-        return make(layout.sizes, seed=seed), make(
-            (self.num_agents * layout.inputs, *hidden, 1), seed=seed + 1
-        )
+        seen = self.state_values or self.num_agents * layout.inputs
+        return make(layout.sizes, seed=seed), make((seen, *hidden, 1), seed=seed + 1)
 
     def make_pass(self, rows: int, gradient: bool) -> CentralPass:
         """See `ActorCritic.make_pass`; `rows` is rounded up to groups of N."""
         parts = self.gradient.split(self._sizes) if gradient else None
         groups = -(-rows // self.num_agents)
-        return CentralPass(self._policy, self._value, groups, self.num_agents, self.layout.inputs, parts)
+        shape = groups, self.num_agents, self.layout.inputs
+        return CentralPass(self._policy, self._value, shape, self.state_values, parts)
 
 
 class CentralPass:
@@ -55,31 +95,32 @@ class CentralPass:
 
     Args:
         policy, value: the networks.
-        groups: G.
-        num_agents: N, rows of a group.
-        inputs: values of one observation.
+        shape: G, N and values of one observation.
+        state_values: values of the state; 0 if the critic sees the observations.
         gradient: see `ActorCriticPass`.
 
     Attributes:
         x: `[R, inputs]`, written by the caller.
+        state: `[G, state_values]`, written by the caller; or `[G, N inputs]`, a view of `x`.
     """
 
     def __init__(
         self,
         policy: Network,
         value: Network,
-        groups: int,
-        num_agents: int,
-        inputs: int,
+        shape: tuple[int, int, int],
+        state_values: int,
         gradient: tuple[Tensor, ...] | None,
     ) -> None:
+        groups, num_agents, inputs = shape
         self.x = torch.zeros(groups * num_agents, inputs, device=policy.flat.device)
+        self.state = self.x.new_zeros(groups, state_values) if state_values else self.x.view(groups, -1)
         into_policy = into_value = self._log_std_gradient = None
         if gradient is not None:
             into_policy, self._log_std_gradient, into_value = gradient
         seen = 0 if gradient is None else groups
         self._policy = policy.make_pass(self.x, into_policy, weight_rows=seen * num_agents)
-        self._value = value.make_pass(self.x.view(groups, -1), into_value, weight_rows=seen)
+        self._value = value.make_pass(self.state, into_value, weight_rows=seen)
         self._values, self._grad_value = self.x.new_empty(groups, num_agents), self.x.new_empty(groups, 1)
 
     def forward(self) -> tuple[Tensor, Tensor]:
@@ -106,14 +147,42 @@ class JointRollout(PolicyRollout):
     Attributes:
         num_agents: N.
         items: `[S T / N, N]` int64, rows of each group.
+        states: `[S T / N + S / N, state_values]` on the device, states of the groups, environment by environment, then
+            those after the segments' last rows; None if the critic sees the observations.
     """
+
+    STATE = (*PolicyRollout.STATE, "states")
 
     def __init__(self, nets: CentralCritic, streams: int, length: int, columns: Sequence[str]) -> None:
         super().__init__(nets, streams, length, columns)
+        self._central, self.states = nets, None
         agents = self.num_agents = nets.num_agents
+        if nets.state_values:
+            groups = streams // agents * (length + 1)
+            self.states = torch.zeros(groups, nets.state_values, device=nets.device)
         rows = np.arange(streams * length).reshape(-1, agents, length)
         self.items: NDArray[np.int64] = rows.swapaxes(1, 2).reshape(-1, agents)
         self._order = np.concatenate((self.items.reshape(-1), streams * length + np.arange(streams)))
+
+    def stage(self, segments: Sequence[Segment]) -> None:
+        """See `Rollout.stage`."""
+        super().stage(segments)
+        if self.states is not None:
+            count = self.states.shape[1]
+            parts = [np.concatenate([_state(s).reshape(-1, count) for s in segments])]
+            parts.append(np.concatenate([s.last_state for s in segments if s.last_state is not None]))
+            self.states.copy_(torch.from_numpy(np.concatenate(parts)))
+
+    def place(self, work: Any, rows: NDArray[np.int64]) -> None:
+        """See `Rollout.place`: the states of the groups of `rows`."""
+        if self.states is None:
+            return
+        streams, length = self.shape
+        first, count = rows[:: self.num_agents], streams * length
+        within = first // length // self.num_agents * length + first % length
+        own = np.where(first < count, within, first // self.num_agents)
+        groups = torch.from_numpy(own).to(self.states.device)
+        work.state[: len(groups)] = self._central.seen_states(self.states[groups])
 
     @property
     def trained_items(self) -> NDArray[np.int64]:
@@ -127,7 +196,13 @@ class JointRollout(PolicyRollout):
     def _prepared(self, rows: Any) -> Any:
         taken = self.x[torch.from_numpy(rows).to(self.x.device)]
         fill_inputs(self._pass.x[: len(rows)], taken, self._nets.byte_factor)
+        self.place(self._pass, rows)
         return self._pass
+
+
+def _state(segment: Segment) -> NDArray[np.float32]:
+    assert segment.state is not None, "the rings hold the state that the critic reads"
+    return segment.state
 
 
 class MAPPOUpdate(OnPolicyUpdate):
@@ -146,6 +221,9 @@ class MAPPOUpdate(OnPolicyUpdate):
         """See `OnPolicyUpdate.begin`."""
         agents = self.nets.num_agents
         paid = [dataclasses.replace(s, reward=team_rewards(s.reward, agents)) for s in segments]
+        if self.nets.state_values:
+            for segment in (s for s in segments if s.fresh):
+                self.nets.observe_states(_state(segment))
         super().begin(paid, progress)
 
     def critic_weights(self) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.layouts import NetworkLayout
-from asyncrl.acting.network import NetworkInputs
+from asyncrl.acting.network import OBSERVATION_CLIP, NetworkInputs
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, UNTRAINED, EnvSpec, Segment
 from asyncrl.saved_state import Stateful
 
@@ -95,20 +95,22 @@ class RunningMoments(Stateful):
         return self.square / self.count if self.count else np.ones_like(self.square)
 
 
-class PublishedMoments(RunningMoments):
-    """Moments of observations, published with the weights, because actors normalise their observations too.
-
-    Args:
-        layout: layout of the acting network; locates the statistics in the published block.
+class NormalisingMoments(RunningMoments):
+    """Moments with which values are normalised.
 
     Attributes:
-        normalisation: float32 mean and 1 / standard deviation, `[inputs]` each; initially 0 and 1. Never reallocated.
+        normalisation: float32 mean and 1 / standard deviation, `[N]` each; initially 0 and 1. Never reallocated.
     """
 
-    def __init__(self, layout: NetworkLayout) -> None:
-        super().__init__(layout.inputs)
-        self._layout = layout
-        self.normalisation = np.zeros(layout.inputs, np.float32), np.ones(layout.inputs, np.float32)
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.normalisation = np.zeros(size, np.float32), np.ones(size, np.float32)
+
+    def normalised(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """`rows` `[R, N]` normalised and clipped to +- `OBSERVATION_CLIP`, a new array."""
+        mean, scale = self.normalisation
+        found: NDArray[np.float32] = (rows - mean) * scale
+        return np.clip(found, -OBSERVATION_CLIP, OBSERVATION_CLIP, out=found)
 
     def _merge(self, count: int, mean: NDArray[np.float64], square: NDArray[np.float64]) -> None:
         super()._merge(count, mean, square)
@@ -118,6 +120,21 @@ class PublishedMoments(RunningMoments):
         mean, scale = self.normalisation
         mean[:] = self.mean
         scale[:] = 1.0 / np.sqrt(self.variance + 1e-8)
+
+    def _restored(self) -> None:
+        self._set()
+
+
+class PublishedMoments(NormalisingMoments):
+    """Moments of observations, published with the weights, because actors normalise their observations too.
+
+    Args:
+        layout: layout of the acting network; locates the statistics in the published block.
+    """
+
+    def __init__(self, layout: NetworkLayout) -> None:
+        super().__init__(layout.inputs)
+        self._layout = layout
 
     def begin_with(self, weights: NDArray[np.float32], count: int) -> None:
         """Restore what `write` wrote, as the statistics of `count` observations."""
@@ -131,9 +148,6 @@ class PublishedMoments(RunningMoments):
     def write(self, out: NDArray[np.float32]) -> None:
         """Copy the statistics into the published block `out` `[weight_count]`."""
         out[self._layout.obs_mean], out[self._layout.obs_scale] = self.normalisation
-
-    def _restored(self) -> None:
-        self._set()
 
 
 class ObservationStatistics(PublishedMoments):

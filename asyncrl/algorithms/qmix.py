@@ -10,10 +10,12 @@ compute its weights and biases from the state, on which the mixture may depend i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Self
 
+from asyncrl.algorithms.central_state import CentralState, resolved
 from asyncrl.algorithms.value_decomposition import ValueDecomposition
+from asyncrl.config import TrainerConfig
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import Count
 
@@ -34,6 +36,13 @@ class QMIX(ValueDecomposition):
 
     hypernet_size: Count | None = 64
     """Width of the hidden layer of the hypernetworks that compute weights; none: they are linear, as in the paper."""
+
+    central_state: CentralState = "auto"
+    """What the mixer sees: the environment's state or all agents' observations; auto: its state if it has one."""
+
+    def for_run(self, config: TrainerConfig, spec: EnvSpec) -> Self:
+        """See `OffPolicy.for_run`; `central_state` follows from the environment."""
+        return replace(super().for_run(config, spec), central_state=resolved(self, spec))
 
     def make_mixer(self, agents: int, state_size: int) -> nn.Module:
         """See `ValueDecomposition.make_mixer`."""

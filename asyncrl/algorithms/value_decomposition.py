@@ -7,7 +7,7 @@
 
 f is a *mixer* that does not decrease in any Q_a, so that the best joint action is the best action of each agent (Rashid
 et al. 2018, eq. 4), and each acts by its own observation alone, like an agent of DQN. The team is paid the sum of the
-agents' rewards. The state s is the observations of all agents, one after the other.
+agents' rewards. The state s is the environment's, or the observations of all agents (`central_state`).
 
 Mixers, networks and the update are in `value_decomposition_update.py`, which imports torch; this module does not.
 """

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.acting.modules import MAKING, flat_size, tensors_of
-from asyncrl.algorithms.joint_staging import JointStage
+from asyncrl.algorithms.joint_staging import JointStage, of_state
 from asyncrl.algorithms.q_learning import QLoss
 from asyncrl.algorithms.replay_update import ReplayUpdate
 from asyncrl.algorithms.value_decomposition import ValueDecomposition
@@ -37,7 +37,15 @@ class ValueDecompositionUpdate(ReplayUpdate):
 
     config: ValueDecomposition
 
-    STATE = (*ReplayUpdate.STATE, "_online", "_target", "_mixer", "_target_mixer", "_optimizer")
+    STATE = (
+        *ReplayUpdate.STATE,
+        "state_statistics",
+        "_online",
+        "_target",
+        "_mixer",
+        "_target_mixer",
+        "_optimizer",
+    )
 
     def __init__(
         self,
@@ -51,6 +59,7 @@ class ValueDecompositionUpdate(ReplayUpdate):
         self.layout = config.layout(spec)
         super().__init__(config, spec, device, self.layout)
         self._loss = loss
+        self.state_values, self.state_statistics = of_state(config, spec)
         with torch.no_grad():
             self._make_networks(seed)
 
@@ -59,7 +68,8 @@ class ValueDecompositionUpdate(ReplayUpdate):
         architecture = Architecture(self.layout.sizes, network=self.layout.module, seed=seed)
         with MAKING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            mixer = config.make_mixer(spec.num_agents, spec.num_agents * spec.observation_values)
+            seen = self.state_values or spec.num_agents * spec.observation_values
+            mixer = config.make_mixer(spec.num_agents, seen)
         start = architecture.initial(torch.Generator().manual_seed(seed))
         parts = [start, *(tensor.detach().reshape(-1) for tensor in tensors_of([mixer]))]
         sizes = [start.numel(), flat_size([mixer])]
@@ -77,13 +87,20 @@ class ValueDecompositionUpdate(ReplayUpdate):
         self._optimizer = FlatAdam(
             self._flat, gradient, eps=config.adam_eps, max_grad_norm=config.max_grad_norm
         )
-        shared, buffers = (self.statistics, self.bounds), self._online.buffers()
+        shared, buffers = (self.statistics, self.state_statistics, self.bounds), self._online.buffers()
         self.vector = FlatVector(self._flat, gradient, shared=shared, buffers=buffers)
         self.vector.moments = (self._optimizer.moments,)
 
     def _staged(self, size: int) -> JointStage:
         return JointStage(
-            size, self.spec, self.device, self.config.reward_scale, self.bounds, self.statistics
+            size,
+            self.spec,
+            self.device,
+            self.config.reward_scale,
+            self.bounds,
+            self.statistics,
+            state_values=self.state_values,
+            state_statistics=self.state_statistics,
         )
 
     def _make_buffers(self, batch: JointStage) -> JointBuffers:
@@ -140,12 +157,20 @@ class ValueDecompositionUpdate(ReplayUpdate):
         return values
 
     @torch.no_grad()
-    def joint_values(self, obs: NDArray[np.float32], action: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Q_tot `[R]` of `action` `[R, N]` in `obs` `[R, N, inputs]`; for tests and diagnostics."""
+    def joint_values(
+        self,
+        obs: NDArray[np.float32],
+        action: NDArray[np.int64],
+        state: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:
+        """Q_tot `[R]` of `action` `[R, N]` in `obs` `[R, N, inputs]`; for tests and diagnostics.
+
+        `state` `[R, state_values]` is what the mixer sees, normalised; None are the observations.
+        """
         values = self.action_values(obs.reshape(-1, obs.shape[2])).reshape(*action.shape, -1)
         q = np.take_along_axis(values, action[:, :, None], axis=2)[:, :, 0]
-        state = obs.reshape(len(obs), -1)
-        mixed = self._mixer.modules[0](*(torch.from_numpy(x).to(self.device) for x in (q, state)))
+        seen = obs.reshape(len(obs), -1) if state is None else state
+        mixed = self._mixer.modules[0](*(torch.from_numpy(x).to(self.device) for x in (q, seen)))
         found: NDArray[np.float32] = mixed[:, 0].cpu().numpy()
         return found
 

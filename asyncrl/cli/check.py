@@ -72,6 +72,7 @@ def _facts(trial: Trial) -> dict[str, Any]:
         "reward_threshold": spec.reward_threshold,
         "vector_envs": spec.vector_envs,
         "agents": [agent.name for agent in spec.agents],
+        "state_values": spec.state_values,
         "policies": {policy.name: [agent.name for agent in policy.spec.agents] for policy in spec.policies},
         "autoreset": trial.autoreset or None,
         "steps_per_second": trial.steps_per_second,
@@ -100,6 +101,11 @@ def _text(facts: dict[str, Any]) -> str:
         + (f", a vector of {vector}, autoreset {facts['autoreset']}" if vector else ""),
         **_agents(facts["agents"], facts["policies"]),
         "observation": f"{dtype} of shape ({', '.join(map(str, shape))})",
+        **(
+            {"state": f"{facts['state_values']:,} values, for a central critic"}
+            if facts["state_values"]
+            else {}
+        ),
         "action": facts["action"],
         "episodes": (f"at most {limit:,} steps" if limit else "no time limit")
         + (f"; solved at {facts['reward_threshold']:g}" if facts["reward_threshold"] is not None else ""),

@@ -26,6 +26,7 @@ UNLISTED = (
     "agent_id",
     "pad_spaces",
     "policies",
+    "policy_options",
     "demonstration_fraction",
     "eval_env_kwargs",
     "eval_levels",
@@ -46,7 +47,13 @@ UNLISTED = (
     "fusion_moments",
 )
 """Flags left out of help to keep it within two screens; `asyncrl explain` and the documentation have them."""
-SHORT = {"num_actors": "--actors", "total_steps": "--steps", "wrappers": "--wrapper", "policies": "--policy"}
+SHORT = {
+    "num_actors": "--actors",
+    "total_steps": "--steps",
+    "wrappers": "--wrapper",
+    "policies": "--policy",
+    "policy_options": "--policy-option",
+}
 """Short forms of the most common flags."""
 _ITEMS = {
     "env_kwargs": "KEY:VALUE",
@@ -54,6 +61,7 @@ _ITEMS = {
     "eval_env_kwargs": "KEY:VALUE",
     "eval_levels": "NAME:{KEY:VALUE}",
     "policies": "NAME:PATTERN",
+    "policy_options": "NAME.OPTION:VALUE",
 }
 _PLACEHOLDERS = {"a whole number": "N", "a number": "X", "a text": "TEXT"}
 _HELP_COLUMN, _WIDEST, _LONGEST_LINE = 30, 110, 118

@@ -24,11 +24,12 @@ from gymnasium import Env, spaces
 from numpy.typing import NDArray
 
 from asyncrl.envs import checks as env_checks
-from asyncrl.envs.observations import AGENT_KEY, MASK_KEY, OWN_KEY, agent_views, stored_as
+from asyncrl.envs.observations import AGENT_KEY, MASK_KEY, OWN_KEY, agent_views, kind_of, stored_as
 from asyncrl.envs.packing import STRUCTURED, Packing, leaves_of, mask_size
 from asyncrl.errors import (
     ConfigurationError,
     EnvironmentNotBuilt,
+    NonFiniteStep,
     ObservationOffSpace,
     ParallelAPIBroken,
     SpacesDoNotFit,
@@ -186,6 +187,7 @@ class AgentsEnv:
     Attributes:
         parallel: as given.
         agents_spec: the agents, in the order of the rows; for `checks.spec_of`.
+        state_values: values of the environment's state; 0 if it has none that is an array of numbers.
         observation_space, action_space: of one agent, as the policy sees them.
         packed_leaves, unread: of the rows of structured observations; not set if observations are arrays.
         obs: `[N, *obs_shape]`, newest observation of every agent, of a waiting agent its last one (0 if it has taken no
@@ -211,6 +213,7 @@ class AgentsEnv:
                 "the constructor", f"possible_agents is {self._keys!r}, and must name every agent once"
             )
         self._take_forms(agent_id, pad_spaces)
+        self.state_values = _state_values(parallel)
         self._shape = tuple(self.observation_space.shape or ())
         self._dtype = np.dtype(self.observation_space.dtype)
         count = len(self._keys)
@@ -300,6 +303,36 @@ class AgentsEnv:
                 raise self._broken("step", f"agent {key} goes on, and has no observation")
         ended = (self.flags & flag != 0 for flag in (TERMINATED, TRUNCATED))
         return self.obs, self._rewards(row), *ended, infos
+
+    def state(self) -> NDArray[np.float32]:
+        """Present state of the environment, `[state_values]`, a new array; after a step that ended it the final one.
+
+        Raises:
+            ParallelAPIBroken: the environment has a `state_space`, and no `state()` (ASYNC034).
+            ObservationOffSpace: the state has not as many numbers as `state_space` (ASYNC012).
+            NonFiniteStep: a value is not finite (ASYNC011).
+        """
+        try:
+            values = np.asarray(self.parallel.state())
+        except NotImplementedError as error:
+            raise self._broken("state", "it is not implemented, and there is a state_space") from error
+        if values.size != self.state_values or values.dtype.kind not in "fiub":
+            raise ObservationOffSpace(
+                f"A state of {self._name} is off its space.",
+                facts={
+                    "expected": f"{self.state_values} numbers",
+                    "got": f"{values.dtype} {list(values.shape)}",
+                },
+                fix=f"return what state_space says; {_WITHOUT_STATE}",
+            )
+        state: NDArray[np.float32] = values.reshape(-1).astype(np.float32)
+        if not np.isfinite(state).all():
+            raise NonFiniteStep(
+                f"The state of {self._name} is NaN or infinite in float32.",
+                facts={"state": np.array2string(values, threshold=20)},
+                fix=f"mend the environment (a diverged simulation?); {_WITHOUT_STATE}",
+            )
+        return state
 
     def render(self) -> Any:
         """Render the environment."""
@@ -583,6 +616,20 @@ def _cell(space: Any) -> tuple[Any, ...]:
 def _length(space: Any) -> int:
     """Number of values of a vector, 0 of anything else."""
     return int(space.shape[0]) if len(space.shape or ()) == 1 else 0
+
+
+_WITHOUT_STATE = "central_state='observations' learns without it"
+"""End of the fix of errors of a state that only a central critic or a mixer reads."""
+
+
+def _state_values(parallel: Any) -> int:
+    """Number of values of an environment's state, by its `state_space`; 0 if it has none, or one of images."""
+    space = getattr(parallel, "state_space", None)
+    if not isinstance(space, spaces.Box | spaces.MultiBinary) or kind_of(space) == "image":
+        return 0
+    if not callable(getattr(parallel, "state", None)):
+        return 0
+    return int(np.prod(space.shape))
 
 
 _STEP = ("observations", "rewards", "terminations", "truncations", "infos")

@@ -75,6 +75,7 @@ def spec_of(name: str, env: Any) -> EnvSpec:
             AgentPolicy(policy.name, policy.pattern, policy.members, spec_of(name, policy.form))
             for policy in getattr(env, "policies", ())
         ),
+        state_values=getattr(env, "state_values", 0),
     )
 
 

@@ -18,9 +18,10 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from asyncrl.acting.agent_policies import own_record
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.goals import GoalRewards
-from asyncrl.interfaces import Batch, EnvSpec, JointBatch, SequenceBatch
+from asyncrl.interfaces import AgentPolicy, Batch, EnvSpec, JointBatch, SequenceBatch
 from asyncrl.learning.dataset_loop import DatasetLoop
 from asyncrl.learning.lockstep_replay import LockstepReplayLoop
 from asyncrl.learning.mirror import ObservationMirror, make_mirror
@@ -98,8 +99,8 @@ def _replays_of(
     """Replays of several policies, each of transitions or sequences, and batches for what they sample."""
     row = dataclasses.replace(spec, agents=(), policies=())
 
-    def make(views: tuple[Any, ...]) -> RingReplay[Any]:
-        replay, batch = _replay_of(algorithm, row, views, rng, None, None)
+    def make(views: tuple[Any, ...], policy: AgentPolicy) -> RingReplay[Any]:
+        replay, batch = _replay_of(own_record(algorithm, policy), row, views, rng, None, None)
         batches.append(batch)
         return replay
 
@@ -128,7 +129,8 @@ def _replay_of(
     seen, fields = algorithm.stacked_spec(spec), algorithm.extra_fields(spec)
     if algorithm.update_loop == "joint":
         joint = JointReplay(rings, n_step=algorithm.n_step, gamma=algorithm.gamma, **options)
-        return joint, JointBatch.allocate(algorithm.batch_size, seen, fields)
+        states = rings[0].layout.state_values
+        return joint, JointBatch.allocate(algorithm.batch_size, seen, fields, states)
     if algorithm.update_loop == "sequences":
         shape = algorithm.sequence_shape
         replay = SequenceReplay(rings, shape=shape, **options)

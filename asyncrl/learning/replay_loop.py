@@ -55,7 +55,7 @@ class PolicyLagMeter(Histogram):
         self._seen = np.zeros(len(self._rings), np.int64)
 
     def receive(self, published: NDArray[np.int64], updates: int) -> None:
-        """Count the rows published since the last call, each for its E steps.
+        """Count the rows published since the last call, each once for every environment, however many agents it has.
 
         Args:
             published: int64 `[N]`, number of rows of each ring received so far.
@@ -68,7 +68,7 @@ class PolicyLagMeter(Histogram):
             first, end = start & (slots - 1), stop - start + (start & (slots - 1))
             for rows in (slice(first, min(end, slots)), slice(0, max(0, end - slots))):
                 if rows.stop > rows.start:
-                    self.add(updates, ring.policy_updates[rows], ring.num_envs)
+                    self.add(updates, ring.policy_updates[rows], ring.environments)
         self._seen[:] = published
 
 

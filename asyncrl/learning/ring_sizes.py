@@ -10,11 +10,12 @@ import math
 from typing import Any
 
 from asyncrl.algorithms.agent_policies import row_fields
+from asyncrl.algorithms.central_state import state_values
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.segment_learning import SegmentLearning
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import ConfigurationError, ReplayTooLarge
-from asyncrl.interfaces import EnvSpec, FieldSpec, SelfPlay
+from asyncrl.interfaces import EnvSpec, SelfPlay
 from asyncrl.learning.segment_balance import slots_for
 from asyncrl.shm.free_memory import available_bytes
 from asyncrl.shm.ring import RingLayout
@@ -30,6 +31,7 @@ def ring_layout(config: TrainerConfig, algorithm: Any, spec: EnvSpec) -> RingLay
     Raises:
         ReplayTooLarge: all rings together need more memory than is free (ASYNC010).
         ConfigurationError: see `self_play_of`.
+        SpacesDoNotFit: see `state_values` (ASYNC005).
     """
     if algorithm.update_loop == "dataset":  # no actor, so no ring is made of it
         return RingLayout(num_envs=spec.num_agents, num_slots=2, spec=spec)
@@ -52,7 +54,7 @@ def replay_layout(config: TrainerConfig, algorithm: OffPolicy, spec: EnvSpec) ->
         4 * (algorithm.sample_rows + algorithm.frame_stack - 1),
         math.ceil(algorithm.replay_capacity / environments),
     )
-    layout = _layout(config, spec, rows, row_fields(algorithm, spec))
+    layout = _layout(config, algorithm, spec, rows)
     what = f"replay_capacity of {algorithm.replay_capacity:,} steps is larger than memory"
     return _fitting(config, layout, what, "set replay_capacity to {:,} or less")
 
@@ -72,7 +74,7 @@ def segment_layout(config: TrainerConfig, algorithm: SegmentLearning, spec: EnvS
         segments_per_batch=algorithm.segments_per_batch or config.actors,
         queue_batches=algorithm.queue_batches,
     )
-    layout = _layout(config, spec, rows, row_fields(algorithm, spec), padding=PADDING)
+    layout = _layout(config, algorithm, spec, rows, padding=PADDING)
     what = "the segments in flight are larger than memory"
     return _fitting(config, layout, what, "lower segment_length, queue_batches or envs_per_actor")
 
@@ -109,15 +111,14 @@ def self_play_of(config: TrainerConfig, algorithm: Any, spec: EnvSpec) -> SelfPl
     )
 
 
-def _layout(
-    config: TrainerConfig, spec: EnvSpec, rows: int, extra_fields: tuple[FieldSpec, ...], padding: int = 0
-) -> RingLayout:
+def _layout(config: TrainerConfig, algorithm: Any, spec: EnvSpec, rows: int, padding: int = 0) -> RingLayout:
     return RingLayout(
         num_envs=config.envs_per_actor * spec.num_agents,
         num_slots=1 << (rows - 1).bit_length(),
         spec=spec,
-        extra_fields=extra_fields,
+        extra_fields=row_fields(algorithm, spec),
         padding=padding,
+        state_values=state_values(algorithm, spec),
     )
 
 

@@ -217,7 +217,8 @@ class SegmentLoop(UpdateLoop):
         for segment in batch:
             self.staleness.measure(self.updates, version, segment, each=segment.num_envs)
         for segment in segments:
-            self.policy_lag.add(self.updates, segment.policy_updates, segment.num_envs)
+            environments = segment.num_envs // segment.num_agents
+            self.policy_lag.add(self.updates, segment.policy_updates, environments)
         steps = sum(segment.steps for segment in segments)
         self.pace.received(steps)
         self._trained_steps += steps

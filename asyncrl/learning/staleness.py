@@ -106,7 +106,8 @@ class StalenessMeter:
             updates: u.
             version: v.
             batch: samples with the policy version and updates of their acting weights.
-            each: samples per entry: 1 for the items of a batch, E for the rows of a segment.
+            each: samples per entry: 1 for the items of a batch, E for the rows of a segment, which has N streams for an
+                environment of N agents.
 
         A row over the bound is a bug of this package (such rows are retired or dropped before), hence an assertion.
         """

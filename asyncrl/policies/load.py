@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.agent_policies import own_record
 from asyncrl.acting.modules import NetworkFactory, require_torch
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError, CheckpointError, ConfigurationError, describe_error, error_text
+from asyncrl.interfaces import EnvSpec
 from asyncrl.policies import hub
 from asyncrl.policies.policy_file import ANOTHER, read_policy_file
 from asyncrl.policies.portable_policy import PortablePolicy
@@ -212,10 +214,14 @@ def _fitting(path: Path) -> Iterator[None]:
 
 def _weight_count(algorithm: Any, meta: CheckpointMeta) -> int:
     """Number of weights of the policy. A layout is used if the algorithm has one, which allocates no weights."""
+    each = [(own_record(algorithm, own), own.spec) for own in meta.spec.policies] or [(algorithm, meta.spec)]
+    return sum(_own_weight_count(record, spec) for record, spec in each)
+
+
+def _own_weight_count(algorithm: Any, spec: EnvSpec) -> int:
     layout = getattr(algorithm, "acting_layout", None) or getattr(algorithm, "layout", None)
     made = algorithm.make_policy if layout is None else layout  # a user-defined algorithm may have no layout
-    specs = [policy.spec for policy in meta.spec.policies] or [meta.spec]
-    return sum(int(made(spec).weight_count) for spec in specs)
+    return int(made(spec).weight_count)
 
 
 def algorithm_of(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.acting.agent_policies import make_policy
+from asyncrl.acting.agent_policies import make_policy, own_record
 from asyncrl.acting.box import BoxPolicy, SquashedGaussianPolicy
 from asyncrl.acting.critics import CriticLayout, Critics
 from asyncrl.acting.images import network_text
@@ -25,7 +25,7 @@ from asyncrl.envs.factory_pickle import pack_network
 from asyncrl.envs.rendering import build_rendering, with_frame_stack
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import ConfigurationError
-from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.interfaces import AgentPolicy, BoxAction, DiscreteAction
 from asyncrl.policies.policy_file import PolicyFile, write_policy
 from asyncrl.protocols import Algorithm, Policy
 from asyncrl.show.metrics import EvaluationResult, Snapshot
@@ -215,10 +215,12 @@ class PortablePolicy(TrainedPolicy):
             found |= getattr(part, name)(own, **acted, state=state, episode_start=starts)
         return {key: found[key] for key in obs}
 
-    def _part(self, spec: EnvSpec, policy: Policy, weights: NDArray[np.float32]) -> PortablePolicy:
+    def _part(self, own: AgentPolicy, policy: Policy, weights: NDArray[np.float32]) -> PortablePolicy:
         """One of several policies, without its critics."""
-        meta = dataclasses.replace(self.meta, spec=spec)
-        return PortablePolicy(self.algorithm, weights, meta, self.source)
+        record = own_record(self.algorithm, own)
+        options = {**self.meta.options, **{name: getattr(record, name) for name in own.options}}
+        meta = dataclasses.replace(self.meta, spec=own.spec, options=options)
+        return PortablePolicy(record, weights, meta, self.source)
 
     def _values(self, obs: NDArray[Any], _: Any) -> NDArray[np.float32]:
         if isinstance(self.policy, QPolicy):

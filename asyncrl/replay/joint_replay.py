@@ -3,6 +3,8 @@
 The agents of an environment are neighbouring streams that one cursor moves (`envs/agents.py`), so the rows of all of
 them at a step are at the same slot of N streams. A sample is such a joint row: an environment and a step are drawn, and
 N rows are gathered from the rings into `[B, N, ...]`, by the code that gathers single transitions. No second store.
+Where the rings hold the environment's state, once for all agents, it is gathered beside them: at the row, and at the
+row to which the longest of the agents' returns extends, which is that of every agent that goes on.
 
 A joint row has one priority, at the leaf of its first agent; those of the other agents stay zero. It can be sampled if
 at least one of its agents acts. The returns of all agents are stored, each cut at the end of the agent's own part in
@@ -18,7 +20,7 @@ import numpy as np
 
 from asyncrl.interfaces import JointBatch, SequenceShape
 from asyncrl.replay import tables as table
-from asyncrl.replay.gather import copy_fields
+from asyncrl.replay.gather import copy_field, copy_fields
 from asyncrl.replay.handles import address_of, float32s, int64s, uint8s
 from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.ring_replay import RingReplay
@@ -27,16 +29,20 @@ from asyncrl.replay.sum_tree import on_pages
 from asyncrl.replay.tables import (
     AFTER,
     AT,
+    GLOBAL_STATE,
     LEAF,
     NUM_AGENTS,
     NUM_SLOTS,
     RETURN_BYTES,
     RETURNS,
     RING,
+    STATE_BYTES,
     TO_ACTING,
     TO_DISCOUNT,
+    TO_GLOBAL,
     TO_IDS,
     TO_JOINT_EXTRA,
+    TO_NEXT_GLOBAL,
     TO_REWARD,
     TO_UPDATES,
     TO_VERSION,
@@ -139,6 +145,21 @@ def read_joint_returns(rings: Words, state: Words, batch: Words, work: Words, ea
         updates[i] = int64s(rings[ring, UPDATES], slots)[slot]
 
 
+@inlined
+def copy_states(rings: Words, state: Words, batch: Words, work: Words, each: Words) -> None:
+    """Fill `state` and `next_state`; `work[AT]` and `work[AFTER]` become rows of environments in `[E / N * S]`."""
+    agents, slots = state[NUM_AGENTS], state[NUM_SLOTS]
+    for i in range(work.shape[1]):
+        slot, ahead = work[AT, i] & (slots - 1), 0
+        for j in range(i * agents, (i + 1) * agents):
+            ahead = max(ahead, (each[AFTER, j] - each[AT, j]) & (slots - 1))
+        environment = (work[AT, i] - slot) // agents
+        work[AT, i] = environment + slot
+        work[AFTER, i] = environment + ((slot + ahead) & (slots - 1))
+    copy_field(rings, GLOBAL_STATE, state[STATE_BYTES], batch[TO_GLOBAL], work, AT)
+    copy_field(rings, GLOBAL_STATE, state[STATE_BYTES], batch[TO_NEXT_GLOBAL], work, AFTER)
+
+
 @kernel(
     "void(float32[::1], float64[:,:,::1], int64[::1], int64[:,::1], int64[::1], float64, int64[::1], float64[::1],"
     "float64[::1], int64[:,::1], int64[:,::1])"
@@ -162,3 +183,5 @@ def sample_joint(
     take_agents(state, int64s(batch[TO_IDS], work.shape[1]), work, each)
     read_joint_returns(rings, state, batch, work, each)
     copy_fields(rings, state, each[ID], batch, each, TO_JOINT_EXTRA)
+    if state[STATE_BYTES] > 0:
+        copy_states(rings, state, batch, work, each)

@@ -35,6 +35,8 @@ class StreamsOfRing:
 
     fault = ""
     """A fault is that of the ring."""
+    global_state = None
+    """A team alone is trained on states, and has one policy."""
 
     def __init__(self, ring: RingReader, streams: slice, header: NDArray[np.int64]) -> None:
         self.ring, self.header = ring, header
@@ -123,22 +125,23 @@ class PolicyReplays:
     Args:
         rings: the actors' rings.
         policies: the policies.
-        make: makes the replay of one policy over views of the rings.
+        make: makes the replay of a policy over views of the rings.
         rng: the generator that all replays draw from.
 
     Attributes:
         rings: as given.
         replays: the replay of each policy.
         behind: `[P]`, how far each policy is behind its share, in updates times N.
+        discarded: `[1]`, see `discarded_steps`.
     """
 
-    STATE = ("cursors", "replays", "behind")
+    STATE = ("cursors", "replays", "behind", "discarded")
 
     def __init__(
         self,
         rings: Sequence[RingReader],
         policies: Sequence[AgentPolicy],
-        make: Callable[[tuple[Any, ...]], RingReplay[Any]],
+        make: Callable[[tuple[Any, ...], AgentPolicy], RingReplay[Any]],
         rng: np.random.Generator,
     ) -> None:
         self.rings, self._rng, self._policies = tuple(rings), rng, tuple(policies)
@@ -152,12 +155,14 @@ class PolicyReplays:
                     view
                     for ring, words in zip(rings, self._words, strict=True)
                     for view in views_of(ring, policy, words)
-                )
+                ),
+                policy,
             )
             for policy in policies
         ]
         self._shares = np.array([len(policy.members) for policy in policies], np.int64)
         self.behind = np.zeros(len(policies), np.int64)
+        self.discarded = np.zeros(1, np.int64)
         self._turn = 0
 
     @property
@@ -171,10 +176,25 @@ class PolicyReplays:
 
     def ingest(self) -> int:
         """See `RingReplay.ingest`."""
-        inserted = self.look()
+        inserted, closed = self.look(), self._closed()
         for replay in self.replays:
             replay.ingest()
+        self._count_discarded(closed)
         return inserted
+
+    def _closed(self) -> NDArray[np.int64]:
+        """`[R]`, position of each ring below which no row may be sampled, in every replay; a copy."""
+        return self.replays[0].cursors[:: self._views[0], -1].copy()
+
+    def _count_discarded(self, before: NDArray[np.int64]) -> int:
+        """Count the env-steps of the rows closed since `before`, which were too old; returns their number."""
+        steps = 0
+        for reader, start, stop in zip(self.rings, before.tolist(), self._closed().tolist(), strict=True):
+            if stop > start:
+                slots = np.arange(start, stop) & (reader.num_slots - 1)
+                steps += environment_steps(reader.flags[:, slots], self._agents)
+        self.discarded += steps
+        return steps
 
     def look(self) -> int:
         """Take over the positions of all rings; returns the env-steps of their new rows."""
@@ -228,8 +248,11 @@ class PolicyReplays:
                 replay.retire(view, position)
 
     def retire_older_than(self, min_updates: int) -> int:
-        """See `RingReplay.retire_older_than`; returns steps of agents."""
-        return sum(replay.retire_older_than(min_updates) for replay in self.replays)
+        """See `RingReplay.retire_older_than`; a step is one of all agents of an environment."""
+        closed = self._closed()
+        for replay in self.replays:
+            replay.retire_older_than(min_updates)
+        return self._count_discarded(closed)
 
     @property
     def sampleable(self) -> int:
@@ -243,8 +266,8 @@ class PolicyReplays:
 
     @property
     def discarded_steps(self) -> int:
-        """See `RingReplay`; a step is one of all agents."""
-        return sum(replay.discarded_steps for replay in self.replays) // self._agents
+        """See `RingReplay`; a step is one of all agents of an environment."""
+        return int(self.discarded[0])
 
     def sample(self, batch: PolicyBatch, beta: float) -> None:
         """Sample rows of the policy whose turn it is, for which `batch` stands afterwards; see `RingReplay.sample`."""

@@ -50,7 +50,13 @@ def _restore_replays(
         parts = [(first, values[:, column]) for first, values in priorities for column in columns]
         restore_replay(own, state["replays"][policy], parts)
     replay.cursors[...] = _like(replay.cursors, state["cursors"], "cursors")
-    replay.behind[:] = _like(replay.behind, state["behind"], "behind")
+    _restore_counters(replay, state)
+
+
+def _restore_counters(replay: PolicyReplays, state: Mapping[str, Any]) -> None:
+    for name in ("behind", "discarded"):
+        now = getattr(replay, name)
+        now[:] = _like(now, state[name], name)
 
 
 def restore_replay(
@@ -93,7 +99,7 @@ def restore_empty_replay(replay: RingReplay[Any] | PolicyReplays, state: Mapping
         replay.look()
         for own, of_own in zip(replay.replays, state["replays"], strict=True):
             restore_empty_replay(own, of_own)
-        replay.behind[:] = _like(replay.behind, state["behind"], "behind")
+        _restore_counters(replay, state)
         return
     cursors = np.repeat(np.array(positions, np.int64)[:, None], replay.cursors.shape[1], axis=1)
     restore(replay, {**state, "cursors": cursors})

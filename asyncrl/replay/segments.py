@@ -150,6 +150,13 @@ class SegmentQueue:
         if self._stacks:
             obs, last_obs = self._stacks[r].cut(obs, last_obs, flags)
         self._taken[r] += self.length
+        states: dict[str, Any] = {}
+        if ring.global_state is not None:
+            after = (first + self.length) & (self._num_slots - 1)
+            states = {
+                "state": self._rows(ring.global_state, first),
+                "last_state": ring.global_state[:, after],
+            }
         return Segment(
             ring=r,
             first=first,
@@ -164,6 +171,7 @@ class SegmentQueue:
             weight=np.ones(self.length, np.float32),
             staleness=np.zeros(self.length, np.int64),
             num_agents=self._num_agents,
+            **states,
         )
 
     def _rows(self, array: NDArray[Any], first: int) -> NDArray[Any]:

@@ -46,19 +46,20 @@ Numbers = NDArray[np.float64]
     DECIDED,
     CLOSED,
     FAULTY,
+    GLOBAL_STATE,
     EXTRA,
-) = range(13)
+) = range(14)
 
 # Words of `numbers`, float64.
 GAMMA, ALPHA, EPSILON, FIRST, PRESENT, PREVIOUS = range(6)
 
 # Words of `state`: constants, then counters, then the bytes of each extra field. AHEAD is `SequenceShape.ahead`,
 # RETURNS the address of the stored returns (see `gather.py`); JOINT is 1 if an item is a row of all agents of an
-# environment (see `joint_replay.py`).
+# environment (see `joint_replay.py`), and STATE_BYTES the bytes of an environment's state in a row.
 TREE_BITS, ENV_BITS, NUM_ENVS, NUM_SLOTS, N_STEP, STACK, OBS_BYTES, ACTION_BYTES, NUM_EXTRAS = range(9)
-BURN_IN, LENGTH, PERIOD, AHEAD, RETURNS, NUM_AGENTS, JOINT = range(9, 16)
-MIN_UPDATES, SAMPLEABLE, INSERTED, SAMPLED, RETIRED, DISCARDED, IGNORED = range(16, 23)
-WINDOW, CALLS, EXTRA_BYTES = range(23, 26)
+BURN_IN, LENGTH, PERIOD, AHEAD, RETURNS, NUM_AGENTS, JOINT, STATE_BYTES = range(9, 17)
+MIN_UPDATES, SAMPLEABLE, INSERTED, SAMPLED, RETIRED, DISCARDED, IGNORED = range(17, 24)
+WINDOW, CALLS, EXTRA_BYTES = range(24, 27)
 
 # Words of `batch`.
 (
@@ -75,8 +76,8 @@ WINDOW, CALLS, EXTRA_BYTES = range(23, 26)
 ) = range(10)
 # Of a `SequenceBatch`: `bootstrap` has the index of `next_obs`, and extras come later.
 TO_BOOTSTRAP, TO_BEGINS, TO_TRAINED, TO_STATE = TO_NEXT_OBS, 9, 10, 11
-# Of a `JointBatch`: `trained`, then the extras.
-TO_ACTING, TO_JOINT_EXTRA = 9, 10
+# Of a `JointBatch`: `trained`, `state`, `next_state`, then the extras.
+TO_ACTING, TO_GLOBAL, TO_NEXT_GLOBAL, TO_JOINT_EXTRA = 9, 10, 11, 12
 
 # Rows of `work[WORK_ROWS, B]`: leaf and ring of the item, indices of its row and of its bootstrap row in `[E * S]`.
 LEAF, RING, AT, AFTER, WORK_ROWS = range(5)
@@ -126,6 +127,7 @@ def ring_table(rings: tuple[RingReader, ...]) -> NDArray[np.int64]:
                 *(address_of(a) for a in (ring.header, ring.obs, ring.action, ring.reward, ring.flags)),
                 *(address_of(a) for a in (ring.version, ring.policy_updates, ring.incarnation)),
                 *(0, 0, 0, 0),
+                0 if ring.global_state is None else address_of(ring.global_state),
                 *(address_of(a) for a in ring.extras.values()),
             ]
             for ring in rings
@@ -136,7 +138,7 @@ def ring_table(rings: tuple[RingReader, ...]) -> NDArray[np.int64]:
 
 _COMMON_NAMES = ("weight", "ids", "version", "policy_updates")
 _NAMES = ("obs", "action", "reward", "discount", "next_obs", *_COMMON_NAMES)
-_JOINT_NAMES = (*_NAMES, "trained")
+_JOINT_NAMES = (*_NAMES, "trained", "state", "next_state")
 _SEQUENCE_NAMES = ("obs", "action", "reward", "discount", "bootstrap", *_COMMON_NAMES, "begins", "trained")
 
 
@@ -166,7 +168,8 @@ class BatchTable:
         if isinstance(batch, SequenceBatch):
             like, names = SequenceBatch.allocate(size, shape, spec, fields), _SEQUENCE_NAMES
         elif isinstance(batch, JointBatch):
-            like, names = JointBatch.allocate(size, spec, fields), _JOINT_NAMES
+            states = ring.layout.state_values
+            like, names = JointBatch.allocate(size, spec, fields, states), _JOINT_NAMES
         else:
             like, names = Batch.allocate(size, spec, fields), _NAMES
         if missing := sorted(set(ring.extras) - set(batch.extras)):
@@ -204,7 +207,7 @@ def state_table(
     state[N_STEP], state[STACK], state[WINDOW] = shape.n_step, stack, window
     state[BURN_IN], state[LENGTH] = shape.burn_in, shape.length
     state[PERIOD], state[AHEAD] = shape.period, shape.ahead
-    state[NUM_AGENTS] = ring.layout.spec.num_agents
+    state[NUM_AGENTS], state[STATE_BYTES] = ring.layout.spec.num_agents, 4 * ring.layout.state_values
     state[OBS_BYTES], state[ACTION_BYTES] = ring.obs.nbytes // steps, ring.action.nbytes // steps
     state[NUM_EXTRAS] = len(ring.extras)
     state[EXTRA_BYTES:] = [a.nbytes // steps for a in ring.extras.values()]

@@ -49,6 +49,7 @@ from asyncrl.actors.processes import require_processes
 from asyncrl.actors.statistics import over_actors
 from asyncrl.algorithms import agent_policies
 from asyncrl.algorithms.agent_policies import check_agents
+from asyncrl.algorithms.policy_options import with_policy_options
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.checks import require_same_spaces
 from asyncrl.envs.factory_pickle import pack_policy
@@ -404,6 +405,7 @@ class Run:
 
         async def check() -> EnvSpec:
             spec = await probe(self._server, self.source, self.config.ready_timeout_seconds)
+            spec = with_policy_options(spec, self.config.policy_options)
             check_agents(algorithm, spec)
             for _, level in self.source.levels:
                 require_same_spaces(spec, await probe(self._server, level, self.config.ready_timeout_seconds))

@@ -87,6 +87,8 @@ class RingEnd:
         segment: shared memory of the ring.
         layout: layout of the ring.
         obs: `[E, S, *obs_shape]` in the environment's dtype.
+        global_state: `[environments, S, state_values]` float32, state of each environment, written beside the
+            observations; None if the ring keeps none.
         action: `[E, S, *act_shape]`.
         reward: `[E, S]` float32.
         flags: `[E, S]` uint8, `TERMINATED | TRUNCATED | RESET | FROZEN`.
@@ -110,6 +112,9 @@ class RingEnd:
         self.header: NDArray[np.int64] = segment["header"]
         used = (slice(None), slice(layout.num_slots))  # not the padding
         self.obs: NDArray[Any] = segment["obs"][used]
+        self.global_state: NDArray[np.float32] | None = None
+        if layout.state_values:
+            self.global_state = segment["global_state"][used]
         self.action: NDArray[Any] = segment["action"][used]
         self.reward: NDArray[np.float32] = segment["reward"][used]
         self.flags: NDArray[np.uint8] = segment["flags"][used]
@@ -140,9 +145,9 @@ class RingWriter(RingEnd):
     """Actor's end of a ring; one per ring at any time, used by one thread.
 
     For row t = `published` the actor writes action, reward, flags, version, policy_updates, incarnation and extras into
-    slot t, the *next* observation into slot t + 1, and publishes. So it needs `granted > t + 1` before a step. (The
-    observation of slot t was written by the previous step, or by the first reset.) A new writer on an old ring
-    continues at `published`.
+    slot t, the *next* observation, and state, into slot t + 1, and publishes. So it needs `granted > t + 1` before a
+    step. (The observation of slot t was written by the previous step, or by the first reset.) A new writer on an old
+    ring continues at `published`.
 
     Attributes:
         published: number of rows published so far.

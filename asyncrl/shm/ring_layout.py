@@ -45,7 +45,10 @@ STATES = ("starting", "running", "waiting")
 EPISODE_LOG = 4096
 """Number of entries of the episode log; episode i is at i mod 4096."""
 
-_FIXED = ("header", "obs", "action", "reward", "flags", "version", "policy_updates", "incarnation")
+_FIXED = (
+    *("header", "obs", "global_state", "action", "reward", "flags"),
+    *("version", "policy_updates", "incarnation"),
+)
 _LOG = ("episode_return", "episode_length", "episode_success", "episode_opponent")
 
 
@@ -58,6 +61,7 @@ class RingLayout:
         num_slots: S, rows that the ring holds; a power of two, at least 2.
         spec: shapes and dtypes of observations and actions.
         extra_fields: extra fields of the algorithm in each row.
+        state_values: values of an environment's state, kept once for the streams of its agents; 0 keeps none.
         frozen_streams: streams of a row that act with past versions of the policy (self-play), so that their rows are
             not trained on; which streams these are changes between episodes.
         padding: unused slots after each stream. Without it the distance between streams is a power of two times the
@@ -71,6 +75,7 @@ class RingLayout:
     extra_fields: tuple[FieldSpec, ...] = ()
     padding: int = 0
     frozen_streams: int = 0
+    state_values: int = 0
 
     def __post_init__(self) -> None:
         if self.num_envs < 1:
@@ -90,9 +95,11 @@ class RingLayout:
     def arrays(self) -> tuple[ArraySpec, ...]:
         """All arrays of the ring's segment, in memory order."""
         streams, spec = (self.num_envs, self.num_slots + self.padding), self.spec
+        states = self.environments, streams[1], self.state_values
         return (
             ArraySpec("header", (HEADER_WORDS,), "int64", control=True),
             ArraySpec("obs", (*streams, *spec.observation_shape), spec.observation_dtype),
+            *((ArraySpec("global_state", states, "float32"),) if self.state_values else ()),
             ArraySpec("action", (*streams, *spec.action.shape), spec.action.dtype),
             ArraySpec("reward", streams, "float32"),
             ArraySpec("flags", streams, "uint8"),

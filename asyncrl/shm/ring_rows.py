@@ -81,6 +81,8 @@ def arrays_of(ring: RingReader) -> dict[str, tuple[NDArray[Any], int]]:
         "policy_updates": ring.policy_updates,
         "incarnation": ring.incarnation,
     }
+    if ring.global_state is not None:
+        streams["global_state"] = ring.global_state
     extras = {f"extra_{name}": array for name, array in ring.extras.items()}
     return {
         **{name: (array, 1) for name, array in {**streams, **extras}.items()},

@@ -167,7 +167,8 @@ RUN_METRICS: Final = (
            charted=True),
     Metric("system/gpu_utilization", "", "Fraction of the time in which the GPU computes", optional=True,
            charted=True),
-    Metric("replay_steps", "environment steps", "Steps that may be sampled, or are complete and not taken"),
+    Metric("replay_steps", "environment steps",
+           "Steps that may be sampled (of several agents their samples, divided by the agents), or are not taken yet"),
     Metric("replay_capacity", "environment steps", "Steps that all rings can hold"),
 )
 """Numbers of a `Snapshot`, in file order."""

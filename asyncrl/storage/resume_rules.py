@@ -6,8 +6,10 @@ rates and the coefficients of a loss.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+from asyncrl.algorithms.policy_options import require_policy_options
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import ConfigurationError
 from asyncrl.options import option_values
@@ -79,6 +81,17 @@ def check_changes(
     for name, reason in fixed.items():
         if name in before and before[name] != after[name]:
             raise refused_change(name, before[name], after[name], reason)
+    for policy in config.policies:
+        own = _own_values(algorithm, config, policy), _own_values(new_algorithm, new_config, policy)
+        for name in own[0].keys() & fixed.keys():
+            if own[0][name] != own[1][name]:
+                raise refused_change(f"{name} of policy {policy}", own[0][name], own[1][name], fixed[name])
+
+
+def _own_values(algorithm: Any, config: TrainerConfig, policy: str) -> dict[str, Any]:
+    """Values of the algorithm's options for one of several policies."""
+    require_policy_options(algorithm, config)
+    return option_values(dataclasses.replace(algorithm, **config.policy_options.get(policy, {})))
 
 
 def refused_change(name: str, before: Any, after: Any, reason: str) -> ConfigurationError:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from asyncrl.algorithms import ALGORITHMS, over_preset
 from asyncrl.algorithms.other_names import closest_algorithm, unknown_option
+from asyncrl.algorithms.policy_options import require_policy_options
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import ConfigurationError
@@ -26,6 +27,7 @@ class RunOptions(TypedDict, total=False):
     agent_id: bool
     pad_spaces: bool
     policies: Mapping[str, str]
+    policy_options: Mapping[str, Mapping[str, Any]]
     self_play: Literal["none", "newest", "uniform", "prioritized"]
     self_play_fraction: float
     self_play_interval: int
@@ -170,6 +172,7 @@ def require_policies(algorithm: Algorithm, config: TrainerConfig) -> None:
     Raises:
         ValueError: it cannot.
     """
+    require_policy_options(algorithm, config)
     if not config.policies:
         return
     name = algorithm.name

@@ -71,13 +71,14 @@ class Rig:
         policy: Any = None,
         extra_fields: tuple[FieldSpec, ...] = (),
         self_play: SelfPlay | None = None,
+        states: bool = False,
         **options: Any,
     ) -> None:
         self.server = server
         self.source = EnvSource.from_user(env)
         self.policy = policy or RandomPolicy()
         self.shape = (num_actors, num_envs, num_slots)
-        self.extra_fields, self.self_play = extra_fields, self_play
+        self.extra_fields, self.self_play, self.states = extra_fields, self_play, states
         self.options = options
         self.failures: list[AsyncRLError] = []
         self.deaths: list[int] = []
@@ -92,7 +93,8 @@ class Rig:
         try:
             spec = await probe(self.server, self.source)
             frozen = 0 if self_play is None else self_play.environments * (spec.num_agents - 1)
-            layout = RingLayout(num_envs, num_slots, spec, self.extra_fields, frozen_streams=frozen)
+            more = {"frozen_streams": frozen, "state_values": spec.state_values if self.states else 0}
+            layout = RingLayout(num_envs, num_slots, spec, self.extra_fields, **more)
             policy = pickle.dumps(self.policy)
             plan = PoolPlan(self.source, policy, layout, num_actors, seed=7, self_play=self_play)
             limits = ProcessLimits(**{k: v for k, v in self.options.items() if k != "log_dir"})

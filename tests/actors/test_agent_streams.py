@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from actors_rig import Rig, until
-from several_agents import NAMES, Parallel, Together
+from several_agents import NAMES, Parallel, Together, WithState
 
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.streams import AgentStreams, make_streams
@@ -195,6 +195,7 @@ class Checker:
                 position > 0 and ring.incarnation[slot] != ring.incarnation[(position - 1) % ring.num_slots]
             )
             acted = flags & RESET == 0
+            self.check_states(then, acted & (flags == 0), after)
             assert (ring.reward[~acted, slot] == 0).all()
             steps, actions = seen[acted, 2] + 1, ring.action[acted, slot]
             np.testing.assert_array_equal(then[acted, 1:], np.stack([seen[acted, 1], steps, actions], axis=1))
@@ -215,10 +216,20 @@ class Checker:
                     assert (began[:, 2] == 0).all() and len(set(began[began.any(axis=1), 1])) <= 1
         self.checked = max(self.checked, ring.published() - 1)
 
+    def check_states(self, then: Any, goes_on: Any, after: int) -> None:
+        """The state in the slot of the next observations is of their time, also after an episode's last step."""
+        for e, state in enumerate(self.ring.global_state[:, after]):
+            streams = slice(3 * e, 3 * e + 3)
+            step = then[streams, 2].max()
+            began = step == 0  # agents that take no part have no observation
+            live = (then[streams, 3] == -1) if began else goes_on[streams]
+            assert state.tolist() == [then[streams, 1].max(), step, live.sum()]
+
 
 def test_killed_actors_leave_whole_rows_of_all_agents(server: ForkServer) -> None:
     async def story() -> None:
-        async with Rig(server, Parallel, num_actors=2, num_envs=6, num_slots=1024, max_restarts=100) as rig:
+        options: dict[str, Any] = {"num_slots": 1024, "max_restarts": 100, "states": True}
+        async with Rig(server, WithState, num_actors=2, num_envs=6, **options) as rig:
             checkers = [Checker(ring) for ring in rig.pool.rings]
             rig.publish_weights()
             for kill in range(1, 9):

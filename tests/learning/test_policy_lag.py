@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from asyncrl.interfaces import DiscreteAction, EnvSpec
+from asyncrl.interfaces import Agent, DiscreteAction, EnvSpec
 from asyncrl.learning.replay_loop import PolicyLagMeter
 from asyncrl.shm import RingLayout, RingReader, Segment
 
@@ -77,3 +78,18 @@ def test_several_rings_move_on_their_own(rings: list[RingReader]) -> None:
     write(rings[0], 2, [5])
     write(rings[1], 2, [2])
     assert receive(meter, [3, 3], 5) == {0: 3, 3: 3}
+
+
+def test_a_step_of_several_agents_counts_once() -> None:
+    """Two environments of three agents: six streams, and two steps in a row."""
+    spec = replace(LAYOUT.spec, agents=tuple(map(Agent, "abc")))
+    layout = RingLayout(6, 8, spec)
+    memory = Segment.create("ring", layout.arrays())
+    try:
+        ring = RingReader(memory, layout)
+        meter = PolicyLagMeter([ring])
+        write(ring, 0, [0, 0, 4])
+        assert receive(meter, [3], 6) == {6: 2 * 2, 2: 2}
+        assert meter.overall().samples == 3 * 2
+    finally:
+        memory.close()

@@ -52,6 +52,7 @@ class RandomActor:
         self.self_play = False
         self.version = self.policy_updates = self.incarnation = 0
         self.next_obs: Any = None
+        self.next_state: Any = None
 
     def restart(self) -> None:
         """Begin a new life: the observation without action is replaced, and episodes begin anew."""
@@ -69,9 +70,11 @@ class RandomActor:
             array[:, slots] = np.full(array.dtype.itemsize, POISON, np.uint8).view(array.dtype)[0]
         for array in (w.version, w.policy_updates, w.incarnation):
             array[slots] = np.full(array.dtype.itemsize, POISON, np.uint8).view(array.dtype)[0]
-        w.obs[:, slots if self.next_obs is None else slots[1:]] = np.full(
-            w.obs.dtype.itemsize, POISON, np.uint8
-        ).view(w.obs.dtype)[0]
+        for seen in (w.obs, w.global_state):
+            if seen is not None:
+                seen[:, slots if self.next_obs is None else slots[1:]] = np.full(
+                    seen.dtype.itemsize, POISON, np.uint8
+                ).view(seen.dtype)[0]
 
     def write(self, rows: int) -> int:
         """Publish at most `rows` rows, as far as the grant allows; returns their number."""
@@ -92,6 +95,8 @@ class RandomActor:
         if self.next_obs is None:
             self.next_obs = self._random(w.obs[:, slot])
             w.obs[:, slot] = self.next_obs
+            if w.global_state is not None:
+                self.next_state = w.global_state[:, slot] = self._random(w.global_state[:, slot])
         ended, over = self.gone.reshape(-1), self.gone.all(axis=1, keepdims=True)
         chance = self.rng.random(w.num_envs)
         flags = np.select([ended, chance < 0.1, chance < 0.2, chance < 0.23], [RESET, 1, 2, 3], 0)
@@ -107,6 +112,7 @@ class RandomActor:
             policy_updates=self.policy_updates,
             incarnation=self.incarnation,
             extras={name: self._random(array[:, slot]) for name, array in w.extras.items()},
+            state=self.next_state,
         )
         w.action[:, slot], w.reward[:, slot], w.flags[:, slot] = row.action, row.reward, row.flags
         for name, values in row.extras.items():
@@ -115,6 +121,8 @@ class RandomActor:
         w.incarnation[slot] = row.incarnation
         self.next_obs = self._random(w.obs[:, after])
         w.obs[:, after] = self.next_obs
+        if w.global_state is not None:
+            self.next_state = w.global_state[:, after] = self._random(w.global_state[:, after])
         self.gone = (self.gone | (flags & (TERMINATED | TRUNCATED) != 0).reshape(self.gone.shape)) & ~over
         self.rows.append(row)
         w.publish()
@@ -209,7 +217,10 @@ class JointRig(Rig):
     def batch(self, size: int) -> Any:
         """A joint batch of the replay's size."""
         layout = self.replay.rings[0].layout
-        return JointBatch.allocate(size, layout.spec.stacked(self.twin.frame_stack), layout.extra_fields)
+        spec, states = layout.spec.stacked(self.twin.frame_stack), layout.state_values
+        batch = JointBatch.allocate(size, spec, layout.extra_fields, states)
+        batch.state[:] = batch.next_state[:] = np.nan
+        return batch
 
     def check_batch(self, batch: Any) -> None:
         """Check that every item is sampleable and equals the actor's rows."""
@@ -247,13 +258,14 @@ def rig(
     sequences: tuple[int, int, int] | None = None,
     hindsight: Hindsight | None = None,
     joint: bool = False,
+    states: int = 0,
 ) -> Iterator[Rig]:
     """A rig whose rings are granted in full once; gamma and alpha keep all sums exact.
 
     With `sequences` (burn-in, length, period) it holds sequences, with `joint` joint rows, else transitions.
     """
     rng = np.random.default_rng(seed)
-    layout = RingLayout(envs, slots, spec, extras)
+    layout = RingLayout(envs, slots, spec, extras, state_values=states)
     segments = [Segment.create(f"ring {r}", layout.arrays(), poison=True) for r in range(rings)]
     try:
         readers = [RingReader(segment, layout) for segment in segments]

@@ -38,19 +38,20 @@ FRAMES = replace(FRAMES_SPEC, agents=AGENTS_SPEC.agents)
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
-    ("rings", "envs", "slots", "n_step", "frames", "spec"),
+    ("rings", "envs", "slots", "n_step", "frames", "spec", "states"),
     [
-        (1, 3, 16, 1, 1, AGENTS_SPEC),
-        (2, 6, 32, 3, 1, FRAMES),
-        (3, 9, 32, 5, 1, AGENTS_SPEC),
-        (2, 6, 16, 3, 3, FRAMES),
-        (2, 3, 32, 2, 1, replace(AGENTS_SPEC, agents=AGENTS_SPEC.agents[:1])),
+        (1, 3, 16, 1, 1, AGENTS_SPEC, 0),
+        (2, 6, 32, 3, 1, FRAMES, 5),
+        (3, 9, 32, 5, 1, AGENTS_SPEC, 1),
+        (2, 6, 16, 3, 3, FRAMES, 2),
+        (2, 3, 32, 2, 1, replace(AGENTS_SPEC, agents=AGENTS_SPEC.agents[:1]), 3),
     ],
 )
 def test_random_operations_agree_with_the_twin(
-    seed: int, rings: int, envs: int, slots: int, n_step: int, frames: int, spec: Any
+    seed: int, rings: int, envs: int, slots: int, n_step: int, frames: int, spec: Any, states: int
 ) -> None:
     options: dict[str, Any] = {"n_step": n_step, "frame_stack": frames, "extras": EXTRAS, "window": 3}
+    options["states"] = states
     with rig(seed, rings=rings, envs=envs, slots=slots, spec=spec, joint=True, **options) as r:
         batch, old = r.batch(12), []
         for _ in range(400):
@@ -63,7 +64,7 @@ def test_random_operations_agree_with_the_twin(
 def test_random_operations_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = (tree_kernels, tables, power, gather, rows, sampling, joint_replay, sum_tree)
     interpret(monkeypatch, *modules)
-    options: dict[str, Any] = {"n_step": 2, "frame_stack": 2, "spec": FRAMES, "extras": EXTRAS}
+    options: dict[str, Any] = {"n_step": 2, "frame_stack": 2, "spec": FRAMES, "extras": EXTRAS, "states": 2}
     with rig(0, rings=2, envs=6, slots=32, window=3, joint=True, **options) as r:
         batch, old = r.batch(4), []
         for _ in range(150):
@@ -74,7 +75,8 @@ def test_random_operations_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("frames", [1, 3])
 def test_no_joint_row_shows_what_was_granted_away(frames: int) -> None:
-    with rig(5, rings=2, envs=6, slots=32, n_step=2, frame_stack=frames, spec=AGENTS_SPEC, joint=True) as r:
+    options: dict[str, Any] = {"n_step": 2, "frame_stack": frames, "spec": AGENTS_SPEC, "states": 2}
+    with rig(5, rings=2, envs=6, slots=32, joint=True, **options) as r:
         churn(r, 60)
 
 
@@ -87,10 +89,11 @@ def test_a_grant_without_retiring_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_joint_rows_by_hand() -> None:
     """Two steps, gamma 1/2: agent a goes on, b terminates in its second step and then waits, c takes no part."""
-    with rig(0, envs=3, slots=16, n_step=2, spec=AGENTS_SPEC, joint=True) as r:
+    with rig(0, envs=3, slots=16, n_step=2, spec=AGENTS_SPEC, joint=True, states=1) as r:
         actor = r.actors[0]
         actor.write(6)
         ring, w = r.replay.rings[0], actor.writer
+        w.global_state[0, :6, 0] = np.arange(6)
         w.flags[0, :6] = [0, 0, 0, TRUNCATED, RESET, 0]
         w.flags[1, :6] = [0, TERMINATED, RESET, RESET, RESET, 0]
         w.flags[2, :6] = [RESET, RESET, RESET, RESET, RESET, 0]
@@ -103,6 +106,8 @@ def test_joint_rows_by_hand() -> None:
         assert batch.trained.tolist() == [[1, 1, 0], [1, 1, 0], [1, 0, 0], [1, 0, 0]]
         assert batch.reward.tolist() == [[2, 64, 0], [4, 64, 0], [8, 0, 0], [8, 0, 0]]
         assert batch.discount.tolist() == [[0.25, 0, 0], [0.25, 0, 0], [0.25, 0, 0], [0.5, 0, 0]]
+        assert batch.state[:, 0].tolist() == [0, 1, 2, 3]
+        assert batch.next_state[:, 0].tolist() == [2, 3, 4, 4], "that of agent a, who goes on longest"
         obs = ring.obs.swapaxes(0, 1)
         for i, after in enumerate(([2, 2, 0], [3, 2, 1], [4, 2, 2], [4, 3, 3])):
             np.testing.assert_array_equal(batch.obs[i], obs[i])

@@ -12,6 +12,7 @@ import pytest
 from replay_rig import EPS, RandomActor
 
 from asyncrl.interfaces import (
+    RESET,
     Agent,
     AgentPolicy,
     Batch,
@@ -71,7 +72,7 @@ class World:
         replays = PolicyReplays(
             readers,
             self.policies,
-            lambda views: PrioritizedReplay(views, **OPTIONS, priorities=rules, rng=rng),
+            lambda views, policy: PrioritizedReplay(views, **OPTIONS, priorities=rules, rng=rng),
             rng,
         )
         row = replace(ROW, agents=())
@@ -270,3 +271,30 @@ def test_what_was_saved_goes_on_with_the_same_samples() -> None:
         restore_empty_replay(empty, state)
         assert empty.sampleable == 0 and empty.ingest() == 0
         np.testing.assert_array_equal(empty.published_rows(), published)
+
+
+def test_discarded_steps_are_those_of_environments() -> None:
+    """Four rows of two environments, by hand: a reset of all agents is no step, one agent that acts makes one."""
+    with world() as w:
+        for ring in range(2):
+            w.replays.grant(ring, SLOTS)
+        actor = w.actors[0]
+        actor.write(4)
+        actor.writer.flags[:, :4] = 0
+        actor.writer.flags[:4, 1] = actor.writer.flags[1:4, 2] = (
+            RESET  # environment 0: a reset, then one that acts
+        )
+        actor.writer.flags[4:7, 3] = RESET
+        actor.writer.policy_updates[:4] = [0, 1, 2, 3]
+        w.replays.ingest()
+        assert w.replays.retire_older_than(2) == 2 + 1 == w.replays.discarded_steps
+        assert w.replays.retire_older_than(2) == 0
+        assert w.replays.retire_older_than(4) == 4 and w.replays.discarded_steps == 7
+        actor.policy_updates = 3  # older than the bound when they arrive
+        actor.write(2)
+        actor.writer.flags[:, 4:6] = 0
+        w.replays.ingest()
+        assert w.replays.discarded_steps == 7 + 4
+        again, _ = w.make(np.random.default_rng(1), w.readers)
+        restore_empty_replay(again, saved(w.replays))
+        assert again.discarded_steps == 11

@@ -102,6 +102,12 @@ class Rig:
         after = actor.rows[stop].obs if stop < len(actor.rows) else actor.next_obs
         np.testing.assert_array_equal(segment.obs, np.stack([r.obs for r in rows], 1), strict=True)
         np.testing.assert_array_equal(segment.last_obs, after, strict=True)
+        if actor.next_state is None:
+            assert segment.state is segment.last_state is None
+        else:
+            then = actor.rows[stop].state if stop < len(actor.rows) else actor.next_state
+            np.testing.assert_array_equal(segment.state, np.stack([r.state for r in rows], 1), strict=True)
+            np.testing.assert_array_equal(segment.last_state, then, strict=True)
         np.testing.assert_array_equal(segment.action, np.stack([r.action for r in rows], 1), strict=True)
         np.testing.assert_array_equal(segment.reward, np.stack([r.reward for r in rows], 1), strict=True)
         np.testing.assert_array_equal(segment.flags, np.stack([r.flags for r in rows], 1), strict=True)
@@ -128,9 +134,10 @@ def rig(
     length: int = 4,
     spec: EnvSpec = DEFAULT_SPEC,
     extras: tuple[FieldSpec, ...] = (),
+    states: int = 0,
 ) -> Iterator[Rig]:
     rng = np.random.default_rng(seed)
-    layout = RingLayout(envs, slots, spec, extras)
+    layout = RingLayout(envs, slots, spec, extras, state_values=states)
     memory = [Segment.create(f"ring {r}", layout.arrays(), poison=True) for r in range(rings)]
     try:
         queue = SegmentQueue([RingReader(m, layout) for m in memory], length=length)
@@ -164,8 +171,9 @@ def restart(actor: RandomActor) -> None:
 )
 def test_random_operations_agree_with_a_queue_of_lists(slots, length, rings, spec, extras):
     rng = np.random.default_rng(slots + length)
+    options: dict[str, Any] = {"spec": spec, "extras": extras, "states": 3 if spec.agents else 0}
     streams = 2 * spec.num_agents
-    with rig(slots, rings=rings, envs=streams, slots=slots, length=length, spec=spec, extras=extras) as r:
+    with rig(slots, rings=rings, envs=streams, slots=slots, length=length, **options) as r:
         queue, twin = r.queue, r.twin
         held: list[core.Segment] = []
         each = 0

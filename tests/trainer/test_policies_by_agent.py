@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -308,3 +309,133 @@ def test_what_cannot_have_several_policies_says_so() -> None:
         SpacesDoNotFit, match="The agents green, blue of Unequal share one policy, and their obs"
     ):
         trainer_of("dqn", Unequal, num_actors=1).learn(100)
+
+
+# --- options of single policies ---
+
+OWN: dict[str, Any] = {"warm": {"hidden_sizes": (8, 8), "learning_rate": 1e-4}, "cool": {"gamma": 0.5}}
+
+
+def test_each_policy_has_its_own_options(tmp_path: Path) -> None:
+    """In the learner, the actors' policy, and all files; the policy of each plays by itself."""
+    trainer = trainer_of("ppo", num_actors=1, run_dir=tmp_path / "run", policy_options=OWN)
+    result = trainer.learn(total_steps=400)
+    last = trainer.snapshot()
+    assert last is not None
+    rates = {name: last.train_metrics[f"train/learning_rate/{name}"] for name in POLICIES}
+    assert rates == {"warm": 1e-4, "cool": 3e-4}
+    kept = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["trainer"]["policy_options"]
+    assert kept == ["warm:{'hidden_sizes': (8, 8), 'learning_rate': 0.0001}", "cool:{'gamma': 0.5}"]
+    obs, _ = Parallel().reset(seed=1)
+    file = result.policy.save(tmp_path / "two.policy")
+    for policy in (result.policy, asyncrl.load(tmp_path / "run"), asyncrl.load(file)):
+        warm, cool = (policy.by_policy[name] for name in POLICIES)
+        assert warm.algorithm.hidden_sizes == (8, 8) and cool.algorithm.hidden_sizes == (16,)
+        assert (warm.algorithm.gamma, cool.algorithm.gamma) == (0.99, 0.5)
+        assert policy.predict(obs)[0].keys() == obs.keys()
+        alone = asyncrl.load(warm.save(tmp_path / "warm.policy"))
+        assert alone.algorithm == warm.algorithm
+
+
+@pytest.mark.parametrize("name", ["dqn", "ppo"])
+def test_half_and_half_with_own_options_is_a_whole(name: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"policy_options": OWN, "save_replay_buffer": True, "num_actors": 1}
+    algorithm = replace(ALGORITHMS[name], discipline="lockstep")
+    common = {**COMMON, "policies": POLICIES, **options}
+    Trainer(Parallel, algorithm, run_dir=tmp_path / "run", **common).learn(total_steps=300)
+    second = Trainer.resume(tmp_path / "run", 600)
+    assert second.config.policy_options == OWN
+    result = second.learn()
+    whole = Trainer(Parallel, algorithm, **common)
+    assert numbers(second, result) == numbers(whole, whole.learn(total_steps=600))
+
+
+def test_own_options_change_as_those_of_the_algorithm_may(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trainer_of("ppo", num_actors=1, run_dir=run, policy_options=OWN).learn(total_steps=200)
+    slower = {**OWN, "warm": {**OWN["warm"], "learning_rate": 1e-5}}
+    assert Trainer.resume(run, 400, policy_options=slower).config.policy_options == slower
+    wider = {**OWN, "warm": {"hidden_sizes": (9,)}}
+    with pytest.raises(
+        ConfigurationError, match="hidden_sizes of policy warm may not change when a run goes on"
+    ):
+        Trainer.resume(run, 400, policy_options=wider)
+
+
+def test_a_policy_of_its_own_gamma_values_its_steps_by_it() -> None:
+    """On replay the returns of each policy are discounted by its own gamma."""
+    trainer = trainer_of("dqn", Together, num_actors=1, policy_options={"warm": {"gamma": 0.0}})
+    trainer.learn(total_steps=300)
+    last = trainer.snapshot()
+    assert last is not None
+    bounds = {name: last.train_metrics[f"train/value_high/{name}"] for name in POLICIES}
+    assert bounds["warm"] == 1.0 and bounds["cool"] > 2.0
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"hot": {"gamma": 0.5}}, r"policy_options must name policies of the run \(warm, cool\), got hot"),
+        ({"warm": 3}, "policy_options must have options of the algorithm for warm, .* got 3"),
+        (
+            {"warm": {"learning_rat": 1e-3}},
+            "of warm: ppo has no option 'learning_rat'; did you mean learning_rate",
+        ),
+        (
+            {"warm": {"learning_rate": -1.0}},
+            "policy_options of warm: learning_rate must be greater than 0, got -1",
+        ),
+        (
+            {"cool": {"frame_stack": 2}},
+            "of cool: frame_stack must be that of all policies, for it shapes the rows",
+        ),
+        ({"cool": {"discipline": "lockstep"}}, "of cool: discipline must be that of all policies"),
+        (
+            {"cool": {"segment_length": 9}},
+            r"set it for the run: PPO\(segment_length=...\), --ppo.segment-length",
+        ),
+        ({"cool": {"gamma": abs}}, "policy_options must be key:value pairs of Python literals"),
+    ],
+)
+def test_wrong_own_options_say_so(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        trainer_of("ppo", policy_options=options)
+
+
+def test_own_options_need_policies() -> None:
+    with pytest.raises(ValueError, match=r"policy_options must name policies of the run \(none\), got warm"):
+        Trainer(Parallel, PPO(), policy_options=OWN)
+
+
+def test_the_command_line_gives_own_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    arguments = [
+        "several_agents:Parallel",
+        "--algo",
+        "ppo",
+        "--steps",
+        "100",
+        "--actors",
+        "1",
+        "--http",
+        "off",
+    ]
+    arguments += [
+        "--policy",
+        "warm:red",
+        "cool:green|blue",
+        "--run-dir",
+        str(run),
+        "--eval-interval-steps",
+        "none",
+    ]
+    own = ["--policy-option", "warm.learning_rate:1e-4", "cool.hidden_sizes:8,8", "cool.activation:relu"]
+    assert main(["train", *arguments, *own]) == 0
+    kept = asyncrl.load(run).by_policy
+    assert kept["warm"].algorithm.learning_rate == 1e-4 and kept["warm"].algorithm.activation == "tanh"
+    assert kept["cool"].algorithm.hidden_sizes == (8, 8) and kept["cool"].algorithm.activation == "relu"
+    capsys.readouterr()
+    assert main(["train", *arguments, "--policy-option", "warm.n_steps:3"]) in (1, 2)
+    assert "policy_options of warm: ppo has no option 'n_steps'" in capsys.readouterr().err
+    assert main(["explain", "policy_options"]) == 0
+    assert "name.option:value" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from resume_rig import numbers
-from several_agents import NAMES, MaskedByInfo, Parallel, Together, Tuples, Unequal
+from several_agents import NAMES, MaskedByInfo, Parallel, Together, Tuples, Unasked, Unequal, WithState
 from test_trainer_lockstep_replay import suspensions
 from waiting import wait_until
 
@@ -47,14 +47,33 @@ ALGORITHMS: dict[str, Any] = {
         hidden_sizes=(16,), segment_length=16, normalize_observations=True, normalize_rewards=True
     ),
     "maddpg": MADDPG(hidden_sizes=(16,), learning_starts=60, batch_size=16, replay_capacity=600, n_step=2),
+    "qmix-state": QMIX(
+        hidden_sizes=(16,),
+        learning_starts=60,
+        batch_size=16,
+        replay_capacity=600,
+        n_step=3,
+        normalize_observations=True,
+        central_state="state",
+    ),
+    "mappo-state": MAPPO(
+        hidden_sizes=(16,), segment_length=16, normalize_observations=True, central_state="state"
+    ),
+    "maddpg-state": MADDPG(
+        hidden_sizes=(16,), learning_starts=60, batch_size=16, replay_capacity=600, central_state="state"
+    ),
     "ppo-gru": PPO(hidden_sizes=(16,), segment_length=16, recurrent="gru", recurrent_size=8),
 }
+
+
+def env_of(name: str) -> Any:
+    return WithState if name.endswith("-state") else Parallel
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_kind_of_algorithm_trains_all_agents_by_one_policy(name: str) -> None:
     trainer = Trainer(
-        Parallel, ALGORITHMS[name], num_actors=2, eval_interval_steps=400, eval_episodes=2, **COMMON
+        env_of(name), ALGORITHMS[name], num_actors=2, eval_interval_steps=400, eval_episodes=2, **COMMON
     )
     result = trainer.learn(total_steps=900)
     last = trainer.snapshot()
@@ -85,6 +104,17 @@ def test_a_step_is_one_of_the_environment_and_a_sample_one_of_an_agent() -> None
     assert last.replay_capacity == 1024, "600 steps of 2 environments, rounded up to 512 rows"
 
 
+@pytest.mark.parametrize("name", ["dqn", "vdn", "ppo", "mappo"])
+def test_policy_lag_counts_a_step_of_all_agents_once(name: str) -> None:
+    """Five steps and a RESET row per episode: six counts for each environment, whose three agents act at once."""
+    trainer = Trainer(Together, replace(ALGORITHMS[name], discipline="lockstep"), num_actors=1, **COMMON)
+    trainer.learn(total_steps=300)
+    last = trainer.snapshot()
+    assert last is not None
+    counted = sum(last.policy_lag_counts)
+    assert counted % ENVS == 0 and counted == pytest.approx(last.env_steps * 6 / 5, abs=32 * ENVS)
+
+
 def test_the_index_lets_one_policy_act_for_each_agent() -> None:
     """All agents see the same; each is paid for another action."""
     options: dict[str, Any] = {**COMMON, "num_actors": 1, "envs_per_actor": 8, "eval_interval_steps": 500}
@@ -110,12 +140,14 @@ def test_padded_masked_and_tuple_agents_train(env: Any) -> None:
             assert result.evaluation.return_mean == 15.0
 
 
-@pytest.mark.parametrize("name", ["dqn", "ppo", "r2d2", "vdn", "qmix", "mappo", "maddpg"])
+@pytest.mark.parametrize(
+    "name", ["dqn", "ppo", "r2d2", "vdn", "qmix", "mappo", "maddpg", "qmix-state", "mappo-state"]
+)
 def test_two_runs_are_equal_to_the_bit(name: str) -> None:
     algorithm = replace(ALGORITHMS[name], discipline="lockstep")
     found = []
     for suspended in (False, True):
-        trainer = Trainer(Parallel, algorithm, num_actors=2, **COMMON, report_interval_seconds=0.02)
+        trainer = Trainer(env_of(name), algorithm, num_actors=2, **COMMON, report_interval_seconds=0.02)
         if suspended:
             with suspensions(trainer):
                 result = trainer.learn(total_steps=700)
@@ -125,7 +157,9 @@ def test_two_runs_are_equal_to_the_bit(name: str) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("name", ["dqn", "ppo", "vdn", "qmix", "mappo", "maddpg"])
+@pytest.mark.parametrize(
+    "name", ["dqn", "ppo", "vdn", "qmix", "mappo", "maddpg", "qmix-state", "mappo-state", "maddpg-state"]
+)
 def test_half_and_half_is_a_whole(name: str, tmp_path: Path) -> None:
     algorithm = replace(ALGORITHMS[name], discipline="lockstep")
     options: dict[str, Any] = {
@@ -135,11 +169,11 @@ def test_half_and_half_is_a_whole(name: str, tmp_path: Path) -> None:
         "save_replay_buffer": True,
     }
     options |= {"agent_id": True}
-    Trainer(Parallel, algorithm, run_dir=tmp_path / "run", **options).learn(total_steps=600)
+    Trainer(env_of(name), algorithm, run_dir=tmp_path / "run", **options).learn(total_steps=600)
     second = Trainer.resume(tmp_path / "run", 1_200)
     assert len(second.resumed_from) == 1, "nothing begins anew"
     result = second.learn()
-    whole = Trainer(Parallel, algorithm, **options)
+    whole = Trainer(env_of(name), algorithm, **options)
     assert numbers(second, result) == numbers(whole, whole.learn(total_steps=1_200))
     assert result.evaluations[0].env_steps < 600 < result.evaluations[-1].env_steps
     assert all(evaluation.agent_returns.keys() == set(NAMES) for evaluation in result.evaluations)
@@ -180,14 +214,37 @@ def test_files_policy_and_commands(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "3 that share one policy: red, green, blue" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["qmix", "mappo"])
+@pytest.mark.parametrize("algorithm", [PPO(), VDN(), QMIX(central_state="observations")])
+def test_a_state_that_nobody_reads_is_not_asked_for(algorithm: Any) -> None:
+    trainer = Trainer(Unasked, algorithm, num_actors=1, **COMMON)
+    assert trainer.learn(total_steps=100).policy.spec.state_values == 3
+
+
+def test_policies_need_no_state(tmp_path: Path) -> None:
+    """Their files play in environments without one; what the run has chosen is in its files."""
+    result = Trainer(
+        WithState,
+        replace(ALGORITHMS["qmix-state"], central_state="auto"),
+        num_actors=1,
+        run_dir=tmp_path / "run",
+        eval_env=Parallel,
+        **COMMON,
+    ).learn(total_steps=200)
+    assert 'central_state = "state"' in (tmp_path / "run" / "config.toml").read_text()
+    assert result.evaluation is not None and result.evaluation.episodes == 2
+    policy = asyncrl.load(result.policy.save(tmp_path / "one.policy"))
+    obs, _ = Parallel().reset(seed=0)
+    assert policy.predict(obs)[0].keys() == obs.keys()
+
+
+@pytest.mark.parametrize("name", ["qmix", "mappo", "qmix-state", "mappo-state"])
 def test_a_killed_actor_of_a_team_is_replaced_and_learning_goes_on(name: str) -> None:
     def updates() -> int:
         now = run.snapshot()
         return 0 if now is None else now.updates
 
     options = {**COMMON, "eval_interval_steps": None, "report_interval_seconds": 0.05}
-    with Trainer(Parallel, ALGORITHMS[name], num_actors=2, **options) as run:
+    with Trainer(env_of(name), ALGORITHMS[name], num_actors=2, **options) as run:
         run.start()
         wait_until(updates, "updates")
         snapshot = run.snapshot()
