@@ -109,7 +109,9 @@ class BoxPolicy(NetworkPolicy):
                 f"layout.gaussian must be {self._gaussian} for {type(self).__name__}, got {layout.gaussian}"
             )
         if layout.action != spec.action:
-            raise ValueError(f"layout.action must be the environment's, {spec.action}, got {layout.action}")
+            raise ValueError(
+                f"layout.action must be the environment's, {spec.action!r}, got {layout.action!r}"
+            )
         if random_steps < 0:
             raise ValueError(f"random_steps must be at least 0, got {random_steps}")
         self._network = make_acting_network(spec, layout)

@@ -147,7 +147,9 @@ class StochasticPolicy(NetworkPolicy):
     def __init__(self, spec: EnvSpec, layout: ActorLayout) -> None:
         self._network = make_acting_network(spec, layout, layout.activation == "relu", layout.cell)
         if layout.action != spec.action:
-            raise ValueError(f"layout.action must be the environment's, {spec.action}, got {layout.action}")
+            raise ValueError(
+                f"layout.action must be the environment's, {spec.action!r}, got {layout.action!r}"
+            )
         self.layout, self.frame_stack = layout, spec.frame_stack
         self.weight_count = layout.weight_count
         self._shape, self._mask = spec.action.shape, mask_reader(spec)
