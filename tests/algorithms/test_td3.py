@@ -277,7 +277,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], text: str) ->
 @pytest.mark.parametrize(
     ("action", "text"),
     [
-        (DiscreteAction(3), "needs a Box action space, and env has DiscreteAction"),
+        (DiscreteAction(3), r"needs a Box action space, and env has Discrete\(3\)"),
         (
             BoxAction((-1.0, -np.inf), (1.0, 1.0), (2,)),
             r"needs finite bounds, and value 1 of env's actions lies in \[-inf, 1.0\]",
