@@ -67,6 +67,10 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["a:-1.5", "b:True", "c:None"], {"a": -1.5, "b": True, "c": None}),
         (["mode:human", "range:(0.2, 1.0)"], {"mode": "human", "range": (0.2, 1.0)}),
         (["path:a:b", "names:['x', 'y']"], {"path": "a:b", "names": ["x", "y"]}),
+        (
+            ["easy.size:4", "hard.size:9", "easy.mode:a.b"],
+            {"easy": {"size": 4, "mode": "a.b"}, "hard": {"size": 9}},
+        ),
     ],
 )
 def test_texts_and_mappings(texts: list[str], values: dict[str, Any]) -> None:
@@ -77,7 +81,20 @@ def test_texts_and_mappings(texts: list[str], values: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [["gravity"], [":9"], ["gravity:"], ["9:gravity"], {"f": max}, 3, {"a": float("nan")}]
+    "wrong",
+    [
+        ["gravity"],
+        [":9"],
+        ["gravity:"],
+        ["9:gravity"],
+        ["a.:1"],
+        [".b:1"],
+        ["a.b.c:1"],
+        ["a:1", "a.b:2"],
+        {"f": max},
+        3,
+        {"a": float("nan")},
+    ],
 )
 def test_what_is_no_mapping_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="env_kwargs must be key:value pairs of Python literals, got"):
