@@ -34,6 +34,9 @@ from gymnasium.wrappers import TimeLimit
 def MyEnv(size=3):
     return TimeLimit(PendulumEnv(), 10 * size)
 
+def Simulator(num_threads=1):
+    return MyEnv()
+
 gymnasium.register("Mine-v0", CartPoleEnv, max_episode_steps=100)
 """
 """The reader's own module, which the page names."""

@@ -435,6 +435,7 @@ def test_the_command_line_gives_own_options(tmp_path: Path, capsys: pytest.Captu
     assert kept["warm"].algorithm.learning_rate == 1e-4 and kept["warm"].algorithm.activation == "tanh"
     assert kept["cool"].algorithm.hidden_sizes == (8, 8) and kept["cool"].algorithm.activation == "relu"
     capsys.readouterr()
+    arguments[arguments.index(str(run))] = str(run) + "-2"
     assert main(["train", *arguments, "--policy-option", "warm.n_steps:3"]) in (1, 2)
     assert "policy_options of warm: ppo has no option 'n_steps'" in capsys.readouterr().err
     assert main(["explain", "policy_options"]) == 0
