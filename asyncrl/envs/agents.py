@@ -115,6 +115,16 @@ def _is_tuple(env: Any, what: str) -> bool:
     return isinstance(getattr(env, f"{what}_space"), spaces.Tuple)
 
 
+def _all(flags: Any) -> bool:
+    """Whether an environment's flag, or its flags of all agents, are set."""
+    return flags if isinstance(flags, bool) else bool(np.all(flags))
+
+
+def _is_small_int(value: Any) -> bool:
+    """Whether it is an int, not a bool, that a float64 holds exactly."""
+    return type(value) is int and abs(value) <= 1 << 53
+
+
 class TupleAgents:
     """PettingZoo's parallel API for a gymnasium environment whose spaces are Tuples with a part for each agent.
 
@@ -152,7 +162,7 @@ class TupleAgents:
         observations, rewards, terminated, truncated, _ = self.env.step(
             tuple(actions[agent] for agent in self.possible_agents)
         )
-        over = bool(np.all(terminated)), bool(np.all(truncated))
+        over = _all(terminated), _all(truncated)
         agents, self.agents = self.agents, [] if any(over) else self.agents
         ends = (dict.fromkeys(agents, flag) for flag in over)
         infos: dict[str, Any] = {agent: {} for agent in agents}
@@ -167,7 +177,8 @@ class TupleAgents:
         self.env.close()
 
     def _by_agent(self, what: str, values: Any) -> dict[str, Any]:
-        if np.ndim(values) == 0 or len(values) != len(self.possible_agents):
+        several = isinstance(values, tuple | list) or np.ndim(values) > 0
+        if not several or len(values) != len(self.possible_agents):
             raise ParallelAPIBroken(
                 f"An environment of {len(self.possible_agents)} agents returned {what} {values!r}.",
                 facts={"environment": type(self.env.unwrapped).__qualname__},
@@ -351,6 +362,8 @@ class AgentsEnv:
         self.obs[n] = obs
 
     def _rewards(self, values: list[Any]) -> NDArray[np.float64]:
+        if all(isinstance(value, float) or _is_small_int(value) for value in values):  # nearly always
+            return np.array(values, np.float64)
         array = np.asarray(values) if all(np.ndim(value) == 0 for value in values) else np.empty(0, object)
         if array.size and array.dtype.kind not in "fiub" and not env_checks.is_real(array):
             array = np.empty(0, object)
