@@ -502,22 +502,27 @@ class AgentStreams(Streams):
     ) -> Events:
         """See `Streams.step`; `first` is the first stream of an environment."""
         count = len(self._agents)
-        flags = np.empty(len(actions), np.int64)
-        taken = self._form.rows(actions)
+        flags = np.zeros(len(actions), np.int64)
+        taken, ended = self._form.rows(actions), False
         for start in range(0, len(actions), count):
-            streams, e = slice(first + start, first + start + count), (first + start) // count
-            env, row = self.envs[e], slice(start, start + count)
-            self._current[0] = first + start
-            if self.live[e].any():
-                next_obs[streams], rewards[streams] = env.step(taken[row])[:2]
-                flags[row] = env.flags
+            at = first + start
+            e, streams = at // count, slice(at, at + count)
+            env = self.envs[e]
+            self._current[0] = at
+            if not env.over:
+                next_obs[streams], rewards[streams] = env.step(taken[start : start + count])[:2]
+                if not env.flagged:
+                    continue
+                flags[start : start + count] = env.flags
             else:
-                arguments = self._renewed(e, streams.start)
+                arguments = self._renewed(e, at)
                 next_obs[streams], rewards[streams] = self.envs[e].reset(**arguments)[0], 0.0
-                flags[row] = RESET
-            self.live[e] = self.envs[e].live
+                flags[start : start + count] = RESET
+            self.live[e], ended = self.envs[e].live, True
         self._current[0] = -1
         self.newest = next_obs
+        if not ended:
+            return _NO_EVENTS
         flagged = np.flatnonzero(flags)
         return np.stack((flagged + first, flags[flagged]), axis=1) if flagged.size else _NO_EVENTS
 

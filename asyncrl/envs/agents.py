@@ -142,6 +142,9 @@ class TupleAgents:
         self._observed = dict(zip(self.possible_agents, observed.spaces, strict=True))
         self._acted = dict(zip(self.possible_agents, acted.spaces, strict=True))
         self.agents: list[str] = []
+        # Parts of a step's result that nobody changes.
+        self._ends = {flag: dict.fromkeys(self.possible_agents, flag) for flag in (False, True)}
+        self._no_infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.possible_agents}
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         """Observation space of an agent."""
@@ -160,13 +163,19 @@ class TupleAgents:
     def step(self, actions: Mapping[str, Any]) -> Any:
         """Let all agents act; returns observations, rewards, terminations, truncations and infos by agent."""
         observations, rewards, terminated, truncated, _ = self.env.step(
-            tuple(actions[agent] for agent in self.possible_agents)
+            tuple([actions[agent] for agent in self.possible_agents])
         )
         over = _all(terminated), _all(truncated)
-        agents, self.agents = self.agents, [] if any(over) else self.agents
-        ends = (dict.fromkeys(agents, flag) for flag in over)
-        infos: dict[str, Any] = {agent: {} for agent in agents}
-        return self._by_agent("observation", observations), self._by_agent("reward", rewards), *ends, infos
+        if True in over:
+            self.agents = []
+        terminations, truncations = (self._ends[flag] for flag in over)
+        return (
+            self._by_agent("observation", observations),
+            self._by_agent("reward", rewards),
+            terminations,
+            truncations,
+            self._no_infos,
+        )
 
     def render(self) -> Any:
         """See `gymnasium.Env.render`."""
@@ -177,7 +186,7 @@ class TupleAgents:
         self.env.close()
 
     def _by_agent(self, what: str, values: Any) -> dict[str, Any]:
-        several = isinstance(values, tuple | list) or np.ndim(values) > 0
+        several = type(values) in (tuple, list) or np.ndim(values) > 0
         if not several or len(values) != len(self.possible_agents):
             raise ParallelAPIBroken(
                 f"An environment of {len(self.possible_agents)} agents returned {what} {values!r}.",
@@ -205,6 +214,8 @@ class AgentsEnv:
             part in the episode).
         flags: `[N]` uint8, flags of the last step: RESET for agents that waited.
         live: `[N]` bool, agents that act in the next step; none of them once the episode is over.
+        over: whether no agent is live.
+        flagged: whether a flag is set.
 
     Raises:
         SpacesDoNotFit: the agents have different spaces (ASYNC005).
@@ -231,6 +242,9 @@ class AgentsEnv:
         self.obs: NDArray[Any] = np.zeros((count, *self._shape), self._dtype)
         self.flags: NDArray[np.uint8] = np.zeros(count, np.uint8)
         self.live: NDArray[np.bool_] = np.zeros(count, np.bool_)
+        self.over, self.flagged = True, False
+        self._whole = False  # whether all agents are live
+        self._no_ends: NDArray[np.bool_] = np.zeros(count, np.bool_)
 
     def _take_forms(self, agent_id: bool, pad_spaces: bool) -> None:
         """Set the attributes that say what the agents see and do; called by the constructor."""
@@ -261,7 +275,8 @@ class AgentsEnv:
                 raise self._broken("reset", f"agent {key} {what}")
             self.live[n] = True
             self._store(n, "reset", observations[key], infos.get(key))
-        if not self.live.any():
+        self._whole, self.over = bool(self.live.all()), not self.live.any()
+        if self.over:
             raise self._broken("reset", "no agent takes part in the episode")
         return self.obs, infos
 
@@ -281,10 +296,41 @@ class AgentsEnv:
             ObservationOffSpace: an observation does not have the shape and dtype of its space (ASYNC012).
             NonFiniteStep: an observation that is stored as bytes is not finite (ASYNC011).
         """
-        acting = self.live.tolist()
-        taken = {key: action for key, action, acts in zip(self._keys, actions, acting, strict=True) if acts}
+        if self._whole:
+            taken = dict(zip(self._keys, actions, strict=True))
+        else:
+            acts = zip(self._keys, actions, self.live.tolist(), strict=True)
+            taken = {key: action for key, action, live in acts if live}
         returned = self.parallel.step(taken)
         observations, rewards, terminated, truncated, infos = _dicts(self._name, "step", returned, _STEP)
+        if self._whole and self._all_go_on(observations, rewards, terminated, truncated):
+            for n, key in enumerate(self._keys):
+                self._store(n, "step", observations[key], infos.get(key))
+            if self.flagged:
+                self.flagged, self.flags[:] = False, 0
+            row = [rewards[key] for key in self._keys]
+            return self.obs, self._rewards(row), self._no_ends, self._no_ends, infos
+        row = self._end_some(observations, rewards, terminated, truncated, infos)
+        ended = (self.flags & flag != 0 for flag in (TERMINATED, TRUNCATED))
+        return self.obs, self._rewards(row), *ended, infos
+
+    def _all_go_on(self, *results: Mapping[Any, Any]) -> bool:
+        """Whether no agent has ended, after a step of all, and observations, rewards and flags are those of all."""
+        if self.parallel.agents != self._keys:
+            return False
+        observations, rewards, terminated, truncated = results
+        for key in self._keys:
+            if key not in observations or key not in rewards:
+                return False
+            if terminated.get(key, True) or truncated.get(key, True):
+                return False
+        return True
+
+    def _end_some(
+        self, observations: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any
+    ) -> list[Any]:
+        """Take the results of a step of which not all is usual; returns the rewards."""
+        acting = self.live.tolist()
         stays = [False] * len(acting)
         for key in self.parallel.agents:
             n = self._index.get(key)
@@ -312,8 +358,12 @@ class AgentsEnv:
                 self._store(n, "step", observations[key], infos.get(key))
             elif not flags:
                 raise self._broken("step", f"agent {key} goes on, and has no observation")
-        ended = (self.flags & flag != 0 for flag in (TERMINATED, TRUNCATED))
-        return self.obs, self._rewards(row), *ended, infos
+        self._whole, self.over, self.flagged = (
+            bool(self.live.all()),
+            not self.live.any(),
+            bool(self.flags.any()),
+        )
+        return row
 
     def state(self) -> NDArray[np.float32]:
         """Present state of the environment, `[state_values]`, a new array; after a step that ended it the final one.
@@ -651,7 +701,7 @@ _STEP = ("observations", "rewards", "terminations", "truncations", "infos")
 def _dicts(name: str, call: str, returned: Any, what: tuple[str, ...]) -> tuple[Any, ...]:
     """Return the result of a call if it is a tuple of dicts by agent. Raises `ParallelAPIBroken`."""
     parts = returned if isinstance(returned, tuple) else ()
-    if len(parts) == len(what) and all(isinstance(part, Mapping) for part in parts):
+    if len(parts) == len(what) and all(type(part) is dict or isinstance(part, Mapping) for part in parts):
         return parts
     kinds = ", ".join(type(part).__name__ for part in parts)
     got = f"a tuple ({kinds})" if kinds else type(returned).__name__
