@@ -194,11 +194,7 @@ class TrainedPolicy:
         stacks = self._keeps_stacks(state, episode_start)
         if frames > 1 and not stacks:
             if obs.shape == shape:
-                other = ", or state and episode_start: predict(obs, state=state, episode_start=done)"
-                raise ValueError(
-                    f"obs must have shape {(frames, *shape)}, for the policy sees {frames} frames, got {shape}; "
-                    f"give stacks{other if memory is None else ''}"
-                )
+                raise self._no_stack("obs")
             shape = (frames, *shape)
         single = obs.shape == shape
         if not single and obs.shape[1:] != shape:
@@ -226,6 +222,9 @@ class TrainedPolicy:
         """Observations, states and episode starts by agent as arrays with an axis of the agents in front."""
         seen = [self._views[str(key)](own) for key, own in obs.items()]
         batch = np.stack([rows_of(one, self.spec) if self.spec.leaves else np.asarray(one) for one in seen])
+        stacked = self.policy.frame_stack > 1 and not self._keeps_stacks(state, episode_start)
+        if stacked and batch.shape[1:] == self.spec.observation_shape:
+            raise self._no_stack("obs of each agent")
         if isinstance(episode_start, Mapping):
             episode_start = [bool(episode_start[key]) for key in obs]
         rows = None
@@ -233,6 +232,15 @@ class TrainedPolicy:
             episode_start = _begins(episode_start, len(obs)) | [key not in state for key in obs]
             rows = np.stack([state.get(key, known[0]) for key in obs])
         return batch, rows, episode_start
+
+    def _no_stack(self, what: str) -> ValueError:
+        """Error for a single observation where the policy sees a stack."""
+        shape, frames = self.spec.observation_shape, self.policy.frame_stack
+        other = ", or state and episode_start: predict(obs, state=state, episode_start=done)"
+        return ValueError(
+            f"{what} must have shape {(frames, *shape)}, for the policy sees {frames} frames, got {shape}; "
+            f"give stacks{other if memory_of(self.policy) is None else ''}"
+        )
 
     def _environment_form(self, action: NDArray[Any]) -> NDArray[Any]:
         kind = self.spec.action

@@ -88,6 +88,21 @@ def test_every_kind_of_algorithm_trains_all_agents_by_one_policy(name: str) -> N
     assert result.summary["eval"]["agent_returns"].keys() == set(NAMES)
 
 
+def test_single_observations_by_agent_are_no_stack_of_one_agent() -> None:
+    """Three agents and three frames: their observations by agent have the shape of one agent's stack."""
+    algorithm = replace(ALGORITHMS["dqn"], frame_stack=3)
+    policy = Trainer(Parallel, algorithm, num_actors=1, **COMMON).learn(200).policy
+    obs, _ = policy.make_env().reset(seed=0)
+    assert len(obs) == 3
+    with pytest.raises(ValueError, match=r"obs of each agent must have shape \(3, .*give stacks, or state"):
+        policy.predict(obs)
+    with pytest.raises(ValueError, match="obs of each agent"):
+        policy.q_values(obs)
+    actions, stacks = policy.predict(obs, None, True)
+    assert actions.keys() == obs.keys()
+    assert policy.predict(stacks)[0] == actions
+
+
 def test_a_step_is_one_of_the_environment_and_a_sample_one_of_an_agent() -> None:
     """In lockstep everything is exact: five steps and a RESET row per episode, three samples per step."""
     algorithm = replace(ALGORITHMS["dqn"], discipline="lockstep", samples_per_insert=2.0)
