@@ -89,12 +89,12 @@ def test_every_kind_of_algorithm_trains_all_agents_by_one_policy(name: str) -> N
 
 
 def test_single_observations_by_agent_are_no_stack_of_one_agent() -> None:
-    """Three agents and three frames: their observations by agent have the shape of one agent's stack."""
-    algorithm = replace(ALGORITHMS["dqn"], frame_stack=3)
+    """Two agents that take part and two frames: both observations have the shape of one agent's stack."""
+    algorithm = replace(ALGORITHMS["dqn"], frame_stack=2)
     policy = Trainer(Parallel, algorithm, num_actors=1, **COMMON).learn(200).policy
     obs, _ = policy.make_env().reset(seed=0)
-    assert len(obs) == 3
-    with pytest.raises(ValueError, match=r"obs of each agent must have shape \(3, .*give stacks, or state"):
+    assert len(obs) == 2
+    with pytest.raises(ValueError, match=r"obs of each agent must have shape \(2, .*give stacks, or state"):
         policy.predict(obs)
     with pytest.raises(ValueError, match="obs of each agent"):
         policy.q_values(obs)
