@@ -44,8 +44,12 @@ def load_presets(algorithm: str) -> Mapping[str, Preset]:
 
 
 def preset_for(algorithm: str, env: str) -> Preset | None:
-    """Preset of an algorithm for an environment's id: its own, else that of its family; None without one."""
+    """Preset of an algorithm for an environment's id: its own, else that of its family; None without one.
+
+    A module in front of the id (`minigrid:MiniGrid-DoorKey-5x5-v0`) does not count.
+    """
     presets = load_presets(algorithm)
+    env = env.rpartition(":")[2]
     return presets.get(env) or next((found for name, found in presets.items() if is_family(name, env)), None)
 
 
