@@ -77,20 +77,24 @@ from asyncrl.options import option_values
 from asyncrl.policies.policy_start import begin_with_policy, policy_to_begin_with
 from asyncrl.policies.portable_policy import BestPolicy, PolicyOrigin, PortablePolicy
 from asyncrl.protocols import Algorithm, Policy, Updater
-from asyncrl.run.alert import send_summary, without_secrets
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.env_kwargs import EnvKwargsChanges
+from asyncrl.run.episode_window import Ratings
 from asyncrl.run.evaluate import EvaluationSchedule
 from asyncrl.run.films import EvaluationFilms
 from asyncrl.run.grouped import Group, made_by_others, without_others
-from asyncrl.run.machine import choose_device, require_float32, take_own_gpu, warn_of_too_many_threads
-from asyncrl.run.ratings import Ratings
+from asyncrl.run.machine import (
+    ResourceMeter,
+    choose_device,
+    require_float32,
+    take_own_gpu,
+    warn_of_too_many_threads,
+)
 from asyncrl.run.reporting import Reporter
-from asyncrl.run.resources import ResourceMeter
 from asyncrl.run.result import TrainResult
 from asyncrl.run.saving import CheckpointSaver, restore_rings, warn_of_file
 from asyncrl.run.slow_stop import warned_of_slow_stop, within_limit
-from asyncrl.run.summary import summarize
+from asyncrl.run.summary import send_summary, summarize, without_secrets
 from asyncrl.run.switching import fast_switching, frozen_objects
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.past_weights import PastWeights

@@ -11,7 +11,7 @@ class OpponentRating:
 
     Attributes:
         updates: updates of the learner when the version was published, by which it is named.
-        elo: its rating; see `run/ratings.py`.
+        elo: its rating; see `run/episode_window.py`.
         games: training episodes against it.
         win_rate: the policy's win rate against it, draws counted half; recent games count more.
     """
