@@ -53,16 +53,13 @@ class Callbacks:
 
     Args:
         trainer: first argument of every callback.
-        callbacks: objects with methods of `Callback`.
+        callbacks: objects with methods of `Callback`, which `checked` has accepted.
         stop, fail: end the run in the normal order, or with an error.
 
     Attributes:
         error: the first exception that a callback has raised, or None.
         event: name of the method that is being called, "" between two events.
         started: whether `start` was called, and `end` was not.
-
-    Raises:
-        TypeError: see `checked`.
     """
 
     def __init__(
@@ -75,7 +72,7 @@ class Callbacks:
         self.error: BaseException | None = None
         self.event = ""
         self._trainer = trainer
-        self._callbacks = checked(callbacks)
+        self._callbacks = tuple(callbacks)
         self._failed: list[Any] = []
         self.started = False
         self._stop, self._fail = stop, fail
@@ -123,19 +120,17 @@ class Callbacks:
                 answer = method(self._trainer, *event)
                 if isinstance(answer, bool | np.bool_) and not answer and hook != "on_end":
                     self._stop()
-            except BaseException as error:  # raised at the end of the run
-                self._note(callback, _that_travels(error, f"{type(callback).__name__}.{hook}"))
+            except BaseException as raised:  # the caller raises it at the end of the run
+                error = _raisable(raised, f"{type(callback).__name__}.{hook}")
+                self._failed.append(callback)
+                if self.error is None:
+                    self.error = error
+                with contextlib.suppress(RuntimeError):  # the run's loop has ended
+                    self._fail(error)
         self.event = ""
 
-    def _note(self, callback: Any, error: BaseException) -> None:
-        self._failed.append(callback)
-        if self.error is None:
-            self.error = error
-        with contextlib.suppress(RuntimeError):  # the run's loop has ended; the caller raises `error` later
-            self._fail(error)
 
-
-def _that_travels(error: BaseException, callback: str) -> BaseException:
+def _raisable(error: BaseException, callback: str) -> BaseException:
     """The error, or a RuntimeError caused by it where coroutines and futures give its type another meaning."""
     if not isinstance(error, StopIteration | asyncio.CancelledError | GeneratorExit):
         return error

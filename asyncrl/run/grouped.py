@@ -19,6 +19,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -96,7 +97,9 @@ class Group:
         resumed: the checkpoint to resume this group from, or None.
         max_env_steps: limit of this group's environment steps. With `async` fusion it is that of the whole run, so that
             a fast group takes over the steps of a slow one.
-        among: index of this group's first actor among those of all groups, and their number.
+        among: index of this group's first actor among those of all groups, and their number, as if each had as many.
+            Exploration rates and noise scales differ along these indices; a group with another number of actors than
+            the others covers its part of that range in other steps.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class Group:
             self.max_env_steps = counted + max(1, config.total_steps - done)
             self.config = dataclasses.replace(self.config, total_steps=config.total_steps)
         self._elsewhere = self._before[0] + (place.size - 1) * self._begun[0]
-        self.among = actor_indices(place.rank, place.size, self.config.actors)
+        self.among = place.rank * self.config.actors, place.size * self.config.actors
         self._learner: Learner | None = None
         self._stop: Callable[[str], None] = lambda _: None
         self._latest: Snapshot | None = None
@@ -136,25 +139,15 @@ class Group:
         cancelled: Callable[[], bool],
     ) -> Group:
         """Join the other ranks from `place`; `cancelled` is polled meanwhile. Raises what `Session` raises."""
-        from asyncrl.groups.fusing import FusionOptions
         from asyncrl.groups.session import Session
 
         config = dataclasses.replace(config, groups=place.size)
-        options = FusionOptions(
-            mode=config.fusion,
-            interval=config.fusion_interval,
-            max_staleness=config.max_fusion_staleness,
-            dtype=config.fusion_dtype,
-            learning_rate=config.fusion_learning_rate,
-            momentum=config.fusion_momentum,
-            moments=config.fusion_moments,
-            exact=algorithm.exact,
-        )
         shared = shared_options(config, algorithm)
         if place.life and resumed is None and (config.fusion != "async" or place.agents == 1):
             resumed = await asyncio.to_thread(last_checkpoint, config)
         start = pickle.dumps(resumed.for_another_group()) if resumed is not None else b""
-        session = await asyncio.to_thread(Session, place, options, shared, cancelled, start)
+        join = partial(Session, place, config, shared, cancelled, start, exact=algorithm.exact)
+        session = await asyncio.to_thread(join)
         if not session.leads:
             resumed = pickle.loads(session.start) if session.start else None
         return cls(session, config, algorithm, resumed)
@@ -177,7 +170,7 @@ class Group:
         Raises:
             GroupLost, ConfigurationError: see `Session.attach`.
         """
-        from asyncrl.groups.fusing import Listeners
+        from asyncrl.groups.session import Listeners
         from asyncrl.groups.state import state_of
 
         self._learner, self._stop = learner, stop
@@ -379,15 +372,6 @@ def seed_of(seed: int, rank: int) -> int:
     return seed if rank == 0 else int(np.random.SeedSequence((seed, rank)).generate_state(1)[0])
 
 
-def actor_indices(rank: int, groups: int, num_actors: int) -> tuple[int, int]:
-    """Index of a group's first actor among those of all groups, and their number, as if each had `num_actors`.
-
-    Exploration rates and noise scales differ along these indices. A group with another number of actors than the others
-    covers its part of that range in other steps.
-    """
-    return rank * num_actors, groups * num_actors
-
-
 def shared_options(config: TrainerConfig, algorithm: Algorithm) -> dict[str, Any]:
     """Options that must be equal on all ranks, by name."""
     run = {name: value for name, value in option_values(config).items() if name not in OWN_OPTIONS}
@@ -413,17 +397,14 @@ def made_before(resumed: Resumption, groups: int, fusion: str) -> tuple[int, int
     return resumed.other_steps - others * meta.env_steps, resumed.other_updates - again
 
 
-def made_by_others(resumed: Resumption | None, groups: int) -> tuple[int, int]:
+def made_by_others(resumed: Resumption | None) -> tuple[int, int]:
     """Steps and updates that the other groups of the resumed run had made, for a run of one group."""
-    if resumed is None or groups > 1:
+    if resumed is None or not resumed.other_steps:
         return 0, 0
-    steps = resumed.other_steps
-    return (steps, resumed.other_updates) if steps else (0, 0)
+    return resumed.other_steps, resumed.other_updates
 
 
-def without_others(config: TrainerConfig, resumed: Resumption | None) -> TrainerConfig:
-    """Options of a run of one group, whose steps are those that the groups of the resumed run have left."""
-    steps, _ = made_by_others(resumed, config.groups)
-    if not steps or config.total_steps is None:
-        return config
-    return dataclasses.replace(config, total_steps=max(1, config.total_steps - steps))
+def without_others(config: TrainerConfig, other_steps: int) -> TrainerConfig:
+    """Options of a run of one group that resumes one of several, whose other groups have made `other_steps`."""
+    left = None if config.total_steps is None else max(1, config.total_steps - other_steps)
+    return dataclasses.replace(config, total_steps=left)

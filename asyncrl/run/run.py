@@ -80,8 +80,7 @@ from asyncrl.protocols import Algorithm, Policy, Updater
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.env_kwargs import EnvKwargsChanges
 from asyncrl.run.episode_window import Ratings
-from asyncrl.run.evaluate import EvaluationSchedule
-from asyncrl.run.films import EvaluationFilms
+from asyncrl.run.evaluate import EvaluationFilms, EvaluationSchedule
 from asyncrl.run.grouped import Group, made_by_others, without_others
 from asyncrl.run.machine import (
     ResourceMeter,
@@ -184,8 +183,9 @@ class Run:
         trainer: Any = None,
         callbacks: Sequence[Any] = (),
     ) -> None:
-        self.whole, self.source, self.group = (config, algorithm), source, group
-        self.config, self.algorithm, self.resumed = without_others(config, resumed), algorithm, resumed
+        self.whole, self.source, self.group, self.resumed = (config, algorithm), source, group, resumed
+        self._made_by_others = made_by_others(resumed)
+        self.config, self.algorithm = without_others(config, self._made_by_others[0]), algorithm
         if group is not None:
             self.whole, self.resumed = group.whole, group.resumed
             self.config, self.algorithm = group.config, group.algorithm
@@ -747,7 +747,7 @@ class Run:
         )
         if self.group is not None:
             return self.group.shown(made)
-        steps, updates = made_by_others(self.resumed, self.config.groups)
+        steps, updates = self._made_by_others
         metrics = over_groups(made.metrics, [{"time/total_timesteps": steps, "train/n_updates": updates}])
         return dataclasses.replace(made, total_steps=self.whole[0].total_steps, metrics=metrics)
 
@@ -755,14 +755,12 @@ class Run:
         """Steps and updates of all other groups, also of the run that is resumed, for checkpoints."""
         if self.group is not None:
             return self.group.others()
-        steps, updates = made_by_others(self.resumed, self.config.groups)
+        steps, updates = self._made_by_others
         return {"env_steps": [steps], "updates": [updates]} if steps else {}
 
     def other_steps(self, env_steps: int) -> int:
         """Environment steps of all other groups when this one has taken `env_steps`."""
-        if self.group is not None:
-            return self.group.other_steps(env_steps)
-        return made_by_others(self.resumed, self.config.groups)[0]
+        return self._made_by_others[0] if self.group is None else self.group.other_steps(env_steps)
 
     # --- end ---------------------------------------------------------------------------------------------------------
 

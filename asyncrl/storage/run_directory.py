@@ -31,7 +31,7 @@ import psutil
 
 from asyncrl.errors import ConfigurationError, FilesNotWritten
 from asyncrl.storage.atomic_file import write_atomically
-from asyncrl.storage.checkpoint_folder import CheckpointFolder
+from asyncrl.storage.checkpoint import CheckpointFolder
 
 LOCK = ".lock"
 """Name of the lock file; a run that uses the directory holds its lock, and the file holds the process id."""

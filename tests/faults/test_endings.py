@@ -41,8 +41,7 @@ from asyncrl.run import evaluate
 from asyncrl.run.evaluate import EvaluationSchedule
 from asyncrl.run.run import Run
 from asyncrl.run.saving import CheckpointSaver
-from asyncrl.storage.checkpoint import read_policy
-from asyncrl.storage.checkpoint_folder import CheckpointFolder
+from asyncrl.storage.checkpoint import CheckpointFolder, read_policy
 from asyncrl.storage.run_directory import RunDirectory
 
 PACKAGE = str(Path(asyncrl.__file__).parent.parent)
