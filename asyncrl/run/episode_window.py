@@ -15,7 +15,7 @@ from asyncrl.actors.self_play import DECAY, Payoffs, score_of
 from asyncrl.config import EPISODE_WINDOW
 from asyncrl.envs.checks import success_rate
 from asyncrl.interfaces import AgentPolicy, Bins, Metrics, policy_returns
-from asyncrl.show.opponents import OpponentRating
+from asyncrl.show.metrics import OpponentRating
 
 MOST_BINS = 20
 """Most bins of the distribution of returns or lengths."""

@@ -184,7 +184,7 @@ class EvaluationSchedule:
                 self._warn(f"one took longer than {self._limit_seconds:.0f} s after the end of training")
                 return None
             except Exception as error:
-                self._let_train()
+                self._resume_training()
                 self._note_failure(error)
                 reached = False
             if reached:
@@ -299,7 +299,7 @@ class EvaluationSchedule:
             result = await self._confirm(timed)
             reached = self._reaches_target(result)
             if not reached:
-                self._let_train()
+                self._resume_training()
         self._failures = 0
         await self._record(result, timed.copy.weights, key)
         return reached
@@ -361,7 +361,7 @@ class EvaluationSchedule:
         )
 
     async def _confirm(self, timed: TimedCopy) -> EvaluationResult:
-        """Play fresh episodes with the same weights; training is held until `_let_train`."""
+        """Play fresh episodes with the same weights; training is held until `_resume_training`."""
         self.holds_training = True
         if not self._training_ended:
             await self._learner.hold()
@@ -370,7 +370,7 @@ class EvaluationSchedule:
             timed, self._config.target_eval_episodes, (CONFIRMATION, self.rounds)
         )
 
-    def _let_train(self) -> None:
+    def _resume_training(self) -> None:
         if not self._training_ended and self.holds_training:
             self.holds_training = False
             self._clock.resume()

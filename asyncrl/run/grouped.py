@@ -92,7 +92,7 @@ class Group:
 
     Attributes:
         session: as given.
-        whole: options of the whole run and of its algorithm.
+        whole_config, whole_algorithm: options of the whole run.
         config, algorithm: this group's shares. With `async` fusion `config.total_steps` is that of the whole run.
         resumed: the checkpoint to resume this group from, or None.
         max_env_steps: limit of this group's environment steps. With `async` fusion it is that of the whole run, so that
@@ -107,7 +107,7 @@ class Group:
     ) -> None:
         place = session.place
         self.resumed = resumed if session.leads or resumed is None else resumed.for_another_group()
-        self.session, self.whole = session, (config, algorithm)
+        self.session, self.whole_config, self.whole_algorithm = session, config, algorithm
         machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         counted, done = 0, 0
         self._before = self._begun = 0, 0
@@ -208,7 +208,7 @@ class Group:
 
     def tell_stop(self, reason: str) -> None:
         """Stop the other groups for the same reason, unless this group has only used up its own share of the steps."""
-        if reason != "total_steps" or self.whole[0].fusion == "async":
+        if reason != "total_steps" or self.whole_config.fusion == "async":
             self.session.tell_stop(reason)
 
     def tell_failure(self, error: BaseException) -> None:
@@ -227,7 +227,7 @@ class Group:
         return {
             "state": self._state,
             "host": self.session.place.machine,
-            "fusion": self.whole[0].fusion,
+            "fusion": self.whole_config.fusion,
             "env_steps": learner.inserted_steps if learner else 0,
             "updates": learner.updates if learner else 0,
             "env_steps_per_second": latest.env_steps_per_second if latest else 0.0,
@@ -241,8 +241,8 @@ class Group:
 
         All ranks exchange their counters more often shortly before that.
         """
-        total = self.whole[0].total_steps
-        if self.whole[0].fusion != "async" or total is None:
+        total = self.whole_config.total_steps
+        if self.whole_config.fusion != "async" or total is None:
             return
         done, now = sum(status["env_steps"] for status in statuses.values()), time.monotonic()
         done += self._made_before()[0]
@@ -270,9 +270,9 @@ class Group:
             "time/total_timesteps": snapshot.env_steps + sum(counted["env_steps"]),
             "train/n_updates": snapshot.updates + sum(counted["updates"]),
         }
-        if self.whole[0].fusion == "gradients":  # all groups make the same updates
+        if self.whole_config.fusion == "gradients":  # all groups make the same updates
             metrics["updates_per_second"] = snapshot.updates_per_second
-        total = self.whole[0].total_steps
+        total = self.whole_config.total_steps
         return dataclasses.replace(snapshot, metrics=metrics, groups=self.groups(), total_steps=total)
 
     def others(self) -> dict[str, list[int]]:
@@ -281,7 +281,7 @@ class Group:
         With fused gradients all groups make the same updates, which count once.
         """
         others = [group for group in self.groups() if group.rank]
-        together = self.whole[0].fusion != "gradients"
+        together = self.whole_config.fusion != "gradients"
         steps, updates = self._made_before()
         return {
             "env_steps": [steps, *(group.env_steps for group in others)],
@@ -294,14 +294,14 @@ class Group:
         With `async` fusion schedules run over the steps of all groups, as of the last heartbeat, because a fast group
         takes more steps than its share. Otherwise they run over the share.
         """
-        return self._elsewhere if self.whole[0].fusion == "async" else 0
+        return self._elsewhere if self.whole_config.fusion == "async" else 0
 
     def other_steps(self, env_steps: int) -> int:
         """Environment steps of the other groups when this one has taken `env_steps`; as of their last heartbeat.
 
         Groups that wait for each other at fixed updates take the same numbers of steps.
         """
-        fusion, together = self.whole[0].fusion, self.algorithm.exact
+        fusion, together = self.whole_config.fusion, self.algorithm.exact
         if fusion == "gradients" or (fusion == "average" and together):
             return self._before[0] + env_steps * (self.session.place.size - 1)
         return sum(self.others()["env_steps"])

@@ -842,7 +842,7 @@ class Ending(Run):
         self.directory, self.clock = RunDirectory(path), TrainClock()
         self.group = self._target_weights = None
         self.config = TrainerConfig(env="any", algo="dqn", target_eval_episodes=3)
-        self.whole: Any = (self.config, None)
+        self.whole_config = self.config
         self.built = True
         parts: Any = Parts(self, fails)
         self.parts = self.learner = self.saver = self.evaluator = self.origin = self.reporter = parts

@@ -124,7 +124,7 @@ class Second:
     leads, among, max_env_steps, resumed = True, (4, 6), 100, None
 
     def __init__(self, config: TrainerConfig, algorithm: Any) -> None:
-        self.config, self.algorithm, self.whole = config, algorithm, (config, algorithm)
+        self.config, self.algorithm = self.whole_config, self.whole_algorithm = config, algorithm
 
     async def attach(self, *_: object) -> None: ...
 
