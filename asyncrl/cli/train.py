@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.algorithms import ALGORITHMS, over_preset
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
@@ -54,21 +54,6 @@ class SeedOptions:
     algorithm: Algorithm
     folders: Mapping[int, Path | None]
     at_once: int | None
-
-
-class Given(NamedTuple):
-    """Options of a run as given on a command line.
-
-    Attributes:
-        parsed: values of all flags.
-        config, algorithm: the records.
-        names_folder: whether flags or file say where the run is kept, or that it is not.
-    """
-
-    parsed: argparse.Namespace
-    config: TrainerConfig
-    algorithm: Algorithm
-    names_folder: bool
 
 
 def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm] | SeedOptions:
@@ -113,12 +98,18 @@ def _seeds(text: str, config: TrainerConfig) -> tuple[int, ...]:
     return seeds
 
 
-def parse_run(arguments: Sequence[str], make_parser: Callable[[list[str]], Parser]) -> Given:
+def parse_run(
+    arguments: Sequence[str], make_parser: Callable[[list[str]], Parser]
+) -> tuple[argparse.Namespace, TrainerConfig, Algorithm, bool]:
     """Make the records of a run from the arguments of a command.
 
     Args:
         arguments: those of the command.
         make_parser: makes its parser with the flags of named algorithms.
+
+    Returns:
+        The values of all flags, the two records, and whether flags or file say where the run is kept, or that it is
+        not.
 
     Raises:
         SystemExit, ConfigurationError: see `parse`.
@@ -161,7 +152,7 @@ def parse_run(arguments: Sequence[str], make_parser: Callable[[list[str]], Parse
     algorithm = _record(parser, record, given, rest, file, algo)
     if file is not None and algo == in_file.get("algo"):
         algorithm = _with_own_functions(algorithm, file.parent, given)
-    return Given(parsed, config, algorithm, "run_dir" in flags or "run_dir" in tuned)
+    return parsed, config, algorithm, "run_dir" in flags or "run_dir" in tuned
 
 
 def _env_missing(env_kwargs: Iterable[str], command: str) -> str:
