@@ -19,7 +19,6 @@ import os
 import pickle
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -146,8 +145,9 @@ class Group:
         if place.life and resumed is None and (config.fusion != "async" or place.agents == 1):
             resumed = await asyncio.to_thread(last_checkpoint, config)
         start = pickle.dumps(resumed.for_another_group()) if resumed is not None else b""
-        join = partial(Session, place, config, shared, cancelled, start, exact=algorithm.exact)
-        session = await asyncio.to_thread(join)
+        session = await asyncio.to_thread(
+            Session, place, config, shared, cancelled, start, exact=algorithm.exact
+        )
         if not session.leads:
             resumed = pickle.loads(session.start) if session.start else None
         return cls(session, config, algorithm, resumed)
