@@ -206,8 +206,7 @@ class Run:
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()
-        self._stop_requested = asyncio.Event()
-        self._interrupted = asyncio.Event()
+        self._stop_requested, self._interrupted = asyncio.Event(), asyncio.Event()
         self._target_weights: NDArray[np.float32] | None = None
         self._learned = LearnerReport()  # the last one
 
