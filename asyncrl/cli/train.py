@@ -39,6 +39,9 @@ from asyncrl.trainer.arguments import seeds_from
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
 
+Given = tuple[argparse.Namespace, TrainerConfig, Algorithm, bool]
+"""Values of all flags, the two records, and whether flags or file say where the run is kept, or that it is not."""
+
 
 @dataclass(frozen=True)
 class SeedOptions:
@@ -98,18 +101,12 @@ def _seeds(text: str, config: TrainerConfig) -> tuple[int, ...]:
     return seeds
 
 
-def parse_run(
-    arguments: Sequence[str], make_parser: Callable[[list[str]], Parser]
-) -> tuple[argparse.Namespace, TrainerConfig, Algorithm, bool]:
+def parse_run(arguments: Sequence[str], make_parser: Callable[[list[str]], Parser]) -> Given:
     """Make the records of a run from the arguments of a command.
 
     Args:
         arguments: those of the command.
         make_parser: makes its parser with the flags of named algorithms.
-
-    Returns:
-        The values of all flags, the two records, and whether flags or file say where the run is kept, or that it is
-        not.
 
     Raises:
         SystemExit, ConfigurationError: see `parse`.
