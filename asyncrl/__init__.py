@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from asyncrl.errors import AsyncRLError, AsyncRLWarning
     from asyncrl.policies.load import load
     from asyncrl.policies.record import record
-    from asyncrl.run.callbacks import Callback
-    from asyncrl.run.curriculum import Curriculum
+    from asyncrl.run.callbacks import Callback, Curriculum
     from asyncrl.run.result import TrainResult
     from asyncrl.show.evaluation_result import EvaluationResult
     from asyncrl.show.metrics import Snapshot, flat
@@ -57,7 +56,7 @@ _HOMES = {
     "AsyncRLError": "asyncrl.errors",
     "AsyncRLWarning": "asyncrl.errors",
     "Callback": "asyncrl.run.callbacks",
-    "Curriculum": "asyncrl.run.curriculum",
+    "Curriculum": "asyncrl.run.callbacks",
     "EvaluationResult": "asyncrl.show.evaluation_result",
     "Searched": "asyncrl.tuning.result",
     "SeedResults": "asyncrl.trainer.seeds",

@@ -358,12 +358,50 @@ class FieldSpec:
     dtype: str
 
 
-@dataclass
-class Batch:
-    """Batch of B n-step transitions, gathered from the rings directly into these arrays.
+@dataclass(kw_only=True)
+class ReplayBatch:
+    """What every batch of B items from a replay has, gathered from the rings directly into these arrays.
 
     The creator of the batch owns the arrays. The next gather overwrites them, so a learner that keeps a batch must
     copy it. All arrays are C-contiguous with axis 0 = B.
+
+    Attributes:
+        weight: `[B]` float32, importance weight times staleness correction; multiplies the item's loss.
+        ids: `[B]` int64, identifies the item for `update_priorities`; never reused during a run.
+        version: `[B]` int64, policy version that acted in the item's first row.
+        policy_updates: `[B]` int64, updates that the learner had made when it published that version.
+        staleness: `[B]` int64, updates made since then, filled by the learner when the batch is used.
+        extras: extra fields of the algorithm in the first row, each `[B, ...]`.
+        progress: fraction of the run's `total_steps` done, 0 to 1, for schedules; 0 if the run has no limit.
+    """
+
+    weight: NDArray[np.float32]
+    ids: NDArray[np.int64]
+    version: NDArray[np.int64]
+    policy_updates: NDArray[np.int64]
+    staleness: NDArray[np.int64]
+    extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    progress: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """B, the number of items."""
+        return int(self.ids.shape[0])
+
+
+def _item_arrays(batch_size: int) -> dict[str, Any]:
+    """New arrays of a `ReplayBatch` but its extras."""
+    counts = {name: np.empty(batch_size, np.int64) for name in ("ids", "version", "policy_updates")}
+    return {"weight": np.empty(batch_size, np.float32), "staleness": np.zeros(batch_size, np.int64), **counts}
+
+
+def _extra_arrays(batch_size: int, extra_fields: tuple[FieldSpec, ...]) -> dict[str, NDArray[Any]]:
+    return {f.name: np.empty((batch_size, *f.shape), f.dtype) for f in extra_fields}
+
+
+@dataclass(kw_only=True)
+class Batch(ReplayBatch):
+    """Batch of B n-step transitions, see `ReplayBatch`; the first row of an item is step t.
 
     Attributes:
         obs: `[B, *obs_shape]` in the ring's dtype, at step t.
@@ -372,13 +410,6 @@ class Batch:
         discount: `[B]` float32, factor of the bootstrap value of `next_obs`: `gamma**k`, or 0 if the k-th step
             terminated the episode.
         next_obs: `[B, *obs_shape]` at step t + k.
-        weight: `[B]` float32, importance weight times staleness correction; multiplies the item's loss.
-        ids: `[B]` int64, identifies the row for `update_priorities`; never reused during a run.
-        version: `[B]` int64, policy version that acted at step t.
-        policy_updates: `[B]` int64, updates that the learner had made when it published that version.
-        staleness: `[B]` int64, updates made since then, filled by the learner when the batch is used.
-        extras: extra fields of the algorithm at step t, each `[B, ...]`.
-        progress: fraction of the run's `total_steps` done, 0 to 1, for schedules; 0 if the run has no limit.
         source: `ObservationMirror` that gathers obs and next_obs on the learner's device; None if they are filled.
     """
 
@@ -387,13 +418,6 @@ class Batch:
     reward: NDArray[np.float32]
     discount: NDArray[np.float32]
     next_obs: NDArray[Any]
-    weight: NDArray[np.float32]
-    ids: NDArray[np.int64]
-    version: NDArray[np.int64]
-    policy_updates: NDArray[np.int64]
-    staleness: NDArray[np.int64]
-    extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    progress: float = 0.0
     source: Any = None
 
     @classmethod
@@ -406,21 +430,12 @@ class Batch:
             reward=np.empty(batch_size, np.float32),
             discount=np.empty(batch_size, np.float32),
             next_obs=np.empty(obs, spec.observation_dtype),
-            weight=np.empty(batch_size, np.float32),
-            ids=np.empty(batch_size, np.int64),
-            version=np.empty(batch_size, np.int64),
-            policy_updates=np.empty(batch_size, np.int64),
-            staleness=np.zeros(batch_size, np.int64),
-            extras={f.name: np.empty((batch_size, *f.shape), f.dtype) for f in extra_fields},
+            extras=_extra_arrays(batch_size, extra_fields),
+            **_item_arrays(batch_size),
         )
 
-    @property
-    def size(self) -> int:
-        """B, the number of items."""
-        return int(self.ids.shape[0])
 
-
-@dataclass
+@dataclass(kw_only=True)
 class JointBatch(Batch):
     """Batch of B joint n-step transitions: those of all N agents of an environment at the same step.
 
@@ -435,9 +450,9 @@ class JointBatch(Batch):
             return of the agent that goes on longest extends; without columns if the rings hold no state.
     """
 
-    trained: NDArray[np.bool_] = field(kw_only=True)
-    state: NDArray[np.float32] = field(kw_only=True)
-    next_state: NDArray[np.float32] = field(kw_only=True)
+    trained: NDArray[np.bool_]
+    state: NDArray[np.float32]
+    next_state: NDArray[np.float32]
 
     @classmethod
     def allocate(
@@ -457,11 +472,7 @@ class JointBatch(Batch):
                 for name in by_agent
                 for array in [getattr(each, name)]
             },
-            weight=np.empty(batch_size, np.float32),
-            ids=np.empty(batch_size, np.int64),
-            version=np.empty(batch_size, np.int64),
-            policy_updates=np.empty(batch_size, np.int64),
-            staleness=np.zeros(batch_size, np.int64),
+            **_item_arrays(batch_size),
             extras={name: array.reshape(*joint, *array.shape[1:]) for name, array in each.extras.items()},
             trained=np.empty(joint, np.bool_),
             state=np.empty((batch_size, state_values), np.float32),
@@ -619,12 +630,11 @@ class SequenceShape:
         return self.rows - 1
 
 
-@dataclass
-class SequenceBatch:
-    """Batch of B sequences, gathered from the rings directly into these arrays.
+@dataclass(kw_only=True)
+class SequenceBatch(ReplayBatch):
+    """Batch of B sequences, see `ReplayBatch`; U and T are those of `SequenceShape`.
 
-    The creator of the batch owns the arrays, and the next gather overwrites them. All are C-contiguous with axis 0 = B.
-    U and T are those of `SequenceShape`.
+    The extras, of row 0, are the recurrent state.
 
     Attributes:
         obs: `[B, U, *obs_shape]` in the ring's dtype.
@@ -637,13 +647,6 @@ class SequenceBatch:
         bootstrap: `[B, T]` int64, row in 0 .. U - 1 whose value is multiplied by `discount`.
         trained: `[B, T]` bool, False for RESET rows, whose action was not taken, and for the last row of an actor's
             life, which has no successor. There `reward` and `discount` are 0 and `bootstrap` is the row itself.
-        weight: `[B]` float32, importance weight times staleness correction.
-        ids: `[B]` int64, identifies the sequence for `update_priorities`; never reused during a run.
-        version: `[B]` int64, policy version that acted in row 0, the oldest of the sequence.
-        policy_updates: `[B]` int64, updates that the learner had made when it published that version.
-        staleness: `[B]` int64, updates made since then, filled by the learner when the batch is used.
-        extras: extra fields of row 0 (the recurrent state), each `[B, ...]`.
-        progress: fraction of the run's `total_steps` done, 0 to 1; 0 if the run has no limit.
     """
 
     obs: NDArray[Any]
@@ -653,20 +656,13 @@ class SequenceBatch:
     discount: NDArray[np.float32]
     bootstrap: NDArray[np.int64]
     trained: NDArray[np.bool_]
-    weight: NDArray[np.float32]
-    ids: NDArray[np.int64]
-    version: NDArray[np.int64]
-    policy_updates: NDArray[np.int64]
-    staleness: NDArray[np.int64]
-    extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    progress: float = 0.0
 
     @classmethod
     def allocate(
         cls, batch_size: int, shape: SequenceShape, spec: EnvSpec, extra_fields: tuple[FieldSpec, ...] = ()
     ) -> SequenceBatch:
         """Create an uninitialised batch of `batch_size` sequences for this environment."""
-        trained, counted = (batch_size, shape.length), (batch_size,)
+        trained = (batch_size, shape.length)
         return cls(
             obs=np.empty((batch_size, shape.rows, *spec.observation_shape), spec.observation_dtype),
             begins=np.empty((batch_size, shape.rows), np.bool_),
@@ -675,15 +671,6 @@ class SequenceBatch:
             discount=np.empty(trained, np.float32),
             bootstrap=np.empty(trained, np.int64),
             trained=np.empty(trained, np.bool_),
-            weight=np.empty(counted, np.float32),
-            ids=np.empty(counted, np.int64),
-            version=np.empty(counted, np.int64),
-            policy_updates=np.empty(counted, np.int64),
-            staleness=np.zeros(counted, np.int64),
-            extras={f.name: np.empty((batch_size, *f.shape), f.dtype) for f in extra_fields},
+            extras=_extra_arrays(batch_size, extra_fields),
+            **_item_arrays(batch_size),
         )
-
-    @property
-    def size(self) -> int:
-        """B, the number of sequences."""
-        return int(self.ids.shape[0])

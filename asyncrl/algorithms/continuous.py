@@ -88,17 +88,14 @@ def actor_layout(config: OffPolicy | Offline, spec: EnvSpec, *, gaussian: bool) 
     )
 
 
-def critics_of_actions(
-    actor: BoxLayout, hidden: tuple[int, ...], copies: int, outputs: int = 1
-) -> CriticLayout:
-    """Shape of `copies` critics of `outputs` values each, for the actions of `actor`."""
+def critics_of_actions(actor: BoxLayout, hidden: tuple[int, ...], copies: int) -> CriticLayout:
+    """Shape of `copies` critics for the actions of `actor`."""
     from asyncrl.acting.critics import CriticLayout
 
     return CriticLayout(
         inputs=actor.inputs + actor.action_values,
         hidden=hidden,
         copies=copies,
-        outputs=outputs,
         action=actor.action,
         network=actor.network,
     )

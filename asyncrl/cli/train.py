@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.algorithms import ALGORITHMS, over_preset
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
@@ -39,6 +39,9 @@ from asyncrl.trainer.arguments import seeds_from
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
 
+Given = tuple[argparse.Namespace, TrainerConfig, Algorithm, bool]
+"""Values of all flags, the two records, and whether flags or file say where the run is kept, or that it is not."""
+
 
 @dataclass(frozen=True)
 class SeedOptions:
@@ -54,21 +57,6 @@ class SeedOptions:
     algorithm: Algorithm
     folders: Mapping[int, Path | None]
     at_once: int | None
-
-
-class Given(NamedTuple):
-    """Options of a run as given on a command line.
-
-    Attributes:
-        parsed: values of all flags.
-        config, algorithm: the records.
-        names_folder: whether flags or file say where the run is kept, or that it is not.
-    """
-
-    parsed: argparse.Namespace
-    config: TrainerConfig
-    algorithm: Algorithm
-    names_folder: bool
 
 
 def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm] | SeedOptions:
@@ -161,7 +149,7 @@ def parse_run(arguments: Sequence[str], make_parser: Callable[[list[str]], Parse
     algorithm = _record(parser, record, given, rest, file, algo)
     if file is not None and algo == in_file.get("algo"):
         algorithm = _with_own_functions(algorithm, file.parent, given)
-    return Given(parsed, config, algorithm, "run_dir" in flags or "run_dir" in tuned)
+    return parsed, config, algorithm, "run_dir" in flags or "run_dir" in tuned
 
 
 def _env_missing(env_kwargs: Iterable[str], command: str) -> str:

@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 import torch
 
+from asyncrl.config import TrainerConfig
 from asyncrl.errors import StoppedWhileStarting
 from asyncrl.groups.async_client import AsyncClient
 from asyncrl.groups.async_server import AsyncServer
@@ -19,7 +20,6 @@ from asyncrl.groups.background import BackgroundFusion, fused_parts
 from asyncrl.groups.deltas import Deltas
 from asyncrl.groups.device_sums import device_sums
 from asyncrl.groups.fused_weights import FusedWeights
-from asyncrl.groups.fusing import FusionOptions
 from asyncrl.groups.gradient_fusion import GradientFusion, gradient_rounds
 from asyncrl.groups.meeting import JOIN_SECONDS, LOOK_SECONDS
 from asyncrl.groups.messages import Encoding, encoding_of
@@ -89,35 +89,40 @@ def _pair(rank: int, life: int) -> str:
     return f"pair/{rank}/{life}"
 
 
-def _encoding(options: FusionOptions, core: Core) -> Encoding:
-    size = sum(part.numel() for part in fused_parts(core.vector, options.moments))
-    return encoding_of(options.dtype, size, Deltas(core.vector.buffers).buffers)
+def _encoding(config: TrainerConfig, core: Core) -> Encoding:
+    size = sum(part.numel() for part in fused_parts(core.vector, config.fusion_moments))
+    return encoding_of(config.fusion_dtype, size, Deltas(core.vector.buffers).buffers)
 
 
 def _shared(core: Core) -> SharedStatistics:
     return SharedStatistics(core.vector.shared)
 
 
-def collective_fusion(connection: Connection, options: FusionOptions, core: Core) -> Fusion:
-    """Make the fusion by `gradients` or `average`, starting from rank 0's state; collective. Raises `PeerLost`."""
+def collective_fusion(
+    connection: Connection, config: TrainerConfig, core: Core, *, exact: bool = False
+) -> Fusion:
+    """Make the fusion by `gradients` or `average`, starting from rank 0's state; collective. Raises `PeerLost`.
+
+    With `exact` the same seed must give the same numbers, so that `average` waits at fixed updates.
+    """
     peers = connection.all()
     share(core, peers, source=0)
-    encoding, shared = _encoding(options, core), _shared(core)
-    if options.mode == "gradients":
+    encoding, shared = _encoding(config, core), _shared(core)
+    if config.fusion == "gradients":
         sums = device_sums(peers, connection.store, core.vector.gradient.device)
         return GradientFusion(gradient_rounds(core, peers, encoding, shared, sums), core)
     rounds = Rounds(peers, encoding, shared=shared)
-    vector, moments = core.vector, options.moments
+    vector, moments = core.vector, config.fusion_moments
     start = torch.cat([part.cpu() for part in fused_parts(vector, moments)])
     fuser = AverageFuser(
         rounds,
         start,
-        learning_rate=options.learning_rate,
-        momentum=options.momentum,
+        learning_rate=config.fusion_learning_rate,
+        momentum=config.fusion_momentum,
         weights=vector.parameters.numel(),
         deltas=Deltas(vector.buffers),
     )
-    return BackgroundFusion(fuser, vector, options.interval, exact=options.exact, moments=moments)
+    return BackgroundFusion(fuser, vector, config.fusion_interval, exact=exact, moments=moments)
 
 
 class Reception:
@@ -155,17 +160,17 @@ class Reception:
         return peers
 
 
-def serving_fusion(reception: Reception, options: FusionOptions, core: Core) -> Fusion:
+def serving_fusion(reception: Reception, config: TrainerConfig, core: Core) -> Fusion:
     """Make rank 0's fusion by `async`."""
     deltas = Deltas(core.vector.buffers)
-    weights = FusedWeights(core.vector.parameters, options.max_staleness, deltas=deltas)
+    weights = FusedWeights(core.vector.parameters, config.max_fusion_staleness, deltas=deltas)
     ranks = range(1, reception.connection.place.size)
-    server = AsyncServer(weights, _encoding(options, core), ranks, reception, _shared(core))
-    return BackgroundFusion(server, core.vector, options.interval)
+    server = AsyncServer(weights, _encoding(config, core), ranks, reception, _shared(core))
+    return BackgroundFusion(server, core.vector, config.fusion_interval)
 
 
 def client_fusion(
-    connection: Connection, options: FusionOptions, core: Core, tie: Callable[[], None]
+    connection: Connection, config: TrainerConfig, core: Core, tie: Callable[[], None]
 ) -> Fusion:
     """Make another group's fusion by `async`, starting from rank 0's state and the fused weights.
 
@@ -187,6 +192,6 @@ def client_fusion(
     peers = connection.pair(place.rank, place.life)
     take_over(core, broadcast_bytes(peers, None, 0))
     tie()
-    client = AsyncClient(peers, _encoding(options, core), _shared(core), Deltas(core.vector.buffers))
+    client = AsyncClient(peers, _encoding(config, core), _shared(core), Deltas(core.vector.buffers))
     core.vector.parameters.copy_(client.base)
-    return BackgroundFusion(client, core.vector, options.interval)
+    return BackgroundFusion(client, core.vector, config.fusion_interval)

@@ -13,10 +13,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from asyncrl.config import TrainerConfig
 from asyncrl.errors import ConfigurationError, GroupLost
 from asyncrl.groups.connecting import (
     OVER,
@@ -27,7 +29,6 @@ from asyncrl.groups.connecting import (
     collective_fusion,
     serving_fusion,
 )
-from asyncrl.groups.fusing import FusionOptions, Listeners
 from asyncrl.groups.heartbeat import Heartbeat, Status
 from asyncrl.groups.meeting import LOOK_SECONDS, card_of, hand_out, meet, open_store
 from asyncrl.groups.peers import PeerLost, Peers, dist, own_address
@@ -47,19 +48,39 @@ _sessions: Counter[Place] = Counter()
 """Number of earlier sessions of this process by place; the store keeps what they have written."""
 
 
+@dataclass(frozen=True)
+class Listeners:
+    """Callbacks of a run, called on threads of its session.
+
+    Attributes:
+        status: returns this group's status for the others.
+        stop: called with the reason when another rank has stopped the job.
+        fail: called with the error when a rank is lost or has failed.
+        beat: called with the statuses of all ranks after every beat.
+        state: returns the learner's current state as bytes; rank 0 only.
+    """
+
+    status: Callable[[], Status]
+    stop: Callable[[str], None]
+    fail: Callable[[GroupLost], None]
+    beat: Callable[[dict[int, Status]], None]
+    state: Callable[[], bytes]
+
+
 class Session:
     """One rank of a job.
 
     Args:
         place: place of this rank.
-        options: options of the fusion.
+        config: options of the run; those of the fusion are read.
         shared: options of the run that must be equal on all ranks.
         cancelled: polled while this rank waits for the others.
         start: bytes that rank 0 gives to all ranks; ignored on the others.
+        exact: see `collective_fusion`.
 
     Attributes:
         start: `start` of rank 0.
-        place, options: as given.
+        place: as given.
         hosts: host names of all ranks.
         earlier_lives: last statuses of groups that were started again since.
         heartbeat: exchange of statuses with the other ranks; None before `attach`.
@@ -72,15 +93,18 @@ class Session:
     def __init__(
         self,
         place: Place,
-        options: FusionOptions,
+        config: TrainerConfig,
         shared: Mapping[str, Any],
         cancelled: Callable[[], bool] = lambda: False,
         start: bytes = b"",
+        *,
+        exact: bool = False,
     ) -> None:
-        self.place, self.options = place, options
+        self.place = place
+        self._config, self._exact = config, exact
         self.earlier_lives: list[Status] = []
         self.failure: GroupLost | None = None
-        self._asynchronous = options.mode == "async"
+        self._asynchronous = config.fusion == "async"
         every_life = self._asynchronous and place.agents > 1
         store = open_store(place, every_life=every_life, cancelled=cancelled)
         self._store = dist.PrefixStore(f"run/{_sessions[place]}", store)
@@ -146,11 +170,11 @@ class Session:
     def _connected(self, core: Core) -> Fusion:
         connection = self._connection
         if not self._asynchronous:
-            return collective_fusion(connection, self.options, core)
+            return collective_fusion(connection, self._config, core, exact=self._exact)
         if self.leads:
             self._reception = Reception(connection, self._listeners.state, self._tie)
-            return serving_fusion(self._reception, self.options, core)
-        return client_fusion(connection, self.options, core, lambda: self._tie(0, self.place.life))
+            return serving_fusion(self._reception, self._config, core)
+        return client_fusion(connection, self._config, core, lambda: self._tie(0, self.place.life))
 
     def wait_for_others(self) -> None:
         """On rank 0 with `async`, wait until every group has joined once, at most `START_SECONDS`.
@@ -250,7 +274,7 @@ class Session:
             who = "The store of the job"
         again = "start the job again" + ("" if self._asynchronous else ", or train with --fusion async")
         return GroupLost(
-            f"{who} is lost; fusion by {self.options.mode} cannot go on without it.",
+            f"{who} is lost; fusion by {self._config.fusion} cannot go on without it.",
             facts={"cause": cause, "noticed by": f"rank {self.place.rank} on {self.place.machine}"},
             fix=f"look at that rank's output; {again}",
         )

@@ -14,7 +14,6 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.algorithms.offline import Offline
 from asyncrl.interfaces import Batch, Metrics
 from asyncrl.learning.divergence import DeviceFull, out_of_gpu_memory
 from asyncrl.learning.histogram import Histogram
@@ -45,7 +44,6 @@ class DatasetLoop(UpdateLoop):
     """Update loop on a dataset.
 
     Args:
-        algorithm: record of the algorithm.
         replay: replay of the dataset.
         batch: arrays into which batches are gathered.
         core: network, optimiser and loss.
@@ -57,7 +55,6 @@ class DatasetLoop(UpdateLoop):
 
     def __init__(
         self,
-        algorithm: Offline,
         replay: DatasetReplay,
         batch: Batch,
         core: DatasetUpdater,

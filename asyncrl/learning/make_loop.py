@@ -74,7 +74,7 @@ def make_loop(
         assert dataset is not None
         of_dataset = DatasetReplay(dataset, **_transitions(algorithm), rng=rng)
         drawn = Batch.allocate(algorithm.batch_size, algorithm.stacked_spec(spec))
-        return DatasetLoop(algorithm, of_dataset, drawn, core, mailbox, **run)
+        return DatasetLoop(of_dataset, drawn, core, mailbox, **run)
     if algorithm.update_loop == "segments":
         queue = SegmentQueue(rings, length=algorithm.segment_rows, frame_stack=algorithm.frame_stack)
         kept, per_batch, newest = algorithm.kept_segments

@@ -49,7 +49,6 @@ The formulas are original to this package.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -63,30 +62,15 @@ Discipline = Literal["relaxed", "lockstep", "synchronous"]
 DISCIPLINES: tuple[Discipline, ...] = ("relaxed", "lockstep", "synchronous")
 
 
-@dataclass(frozen=True)
-class SegmentShape:
-    """Shape of rings and segments.
+class SegmentBalance(Pace):
+    """Grants of segments to actors. Pure arithmetic; learner thread only.
 
-    Attributes:
+    Args:
         num_rings: N.
         envs_per_actor: E.
         length: T, rows of a segment.
         num_slots: S, slots of a ring.
         num_agents: samples that one step inserts.
-    """
-
-    num_rings: int
-    envs_per_actor: int
-    length: int
-    num_slots: int
-    num_agents: float = 1
-
-
-class SegmentBalance(Pace):
-    """Grants of segments to actors. Pure arithmetic; learner thread only.
-
-    Args:
-        shape: shape of rings and segments.
         discipline: `relaxed`, `lockstep` or `synchronous`.
         segments_per_batch: K; must be N unless relaxed.
         queue_batches: Q; relaxed only.
@@ -102,8 +86,12 @@ class SegmentBalance(Pace):
 
     def __init__(
         self,
-        shape: SegmentShape,
         *,
+        num_rings: int,
+        envs_per_actor: int,
+        length: int,
+        num_slots: int,
+        num_agents: float = 1,
         discipline: Discipline,
         segments_per_batch: int,
         queue_batches: int = 1,
@@ -112,24 +100,24 @@ class SegmentBalance(Pace):
     ) -> None:
         if discipline not in DISCIPLINES:
             raise ValueError(f"discipline must be one of {', '.join(DISCIPLINES)}, got {discipline!r}")
-        COUNT.check("num_rings", shape.num_rings)
-        COUNT.check("envs_per_actor", shape.envs_per_actor)
-        COUNT.check("length", shape.length)
+        COUNT.check("num_rings", num_rings)
+        COUNT.check("envs_per_actor", envs_per_actor)
+        COUNT.check("length", length)
         COUNT.check("segments_per_batch", segments_per_batch)
         COUNT.check("queue_batches", queue_batches)
         if not 0 < samples_per_insert < math.inf:
             raise ValueError(f"samples_per_insert must be positive and finite, got {samples_per_insert}")
-        if discipline != "relaxed" and segments_per_batch != shape.num_rings:
+        if discipline != "relaxed" and segments_per_batch != num_rings:
             raise ValueError(
-                f"segments_per_batch must be the number of actors, {shape.num_rings}, with discipline={discipline!r}, "
+                f"segments_per_batch must be the number of actors, {num_rings}, with discipline={discipline!r}, "
                 f"got {segments_per_batch}: such a batch is one segment of every actor"
             )
-        super().__init__(float(samples_per_insert), 0, max_env_steps, shape.num_agents)
-        self._room = _room(shape, segments_per_batch)
+        super().__init__(float(samples_per_insert), 0, max_env_steps, num_agents)
+        self._room = _room(num_rings, length, num_slots, segments_per_batch)
         self.discipline = discipline
-        self._rings, self._length, self._batch = shape.num_rings, shape.length, segments_per_batch
-        self._steps_of_segment = shape.length * shape.envs_per_actor
-        self._credits = max(shape.num_rings, queue_batches * segments_per_batch)
+        self._rings, self._length, self._batch = num_rings, length, segments_per_batch
+        self._steps_of_segment = length * envs_per_actor
+        self._credits = max(num_rings, queue_batches * segments_per_batch)
         self._received = self._open = 0
 
     def refill(self) -> None:
@@ -226,9 +214,8 @@ class SegmentBalance(Pace):
         return {**super().statistics(), "received_steps": self._received}
 
 
-def _room(shape: SegmentShape, segments_per_batch: int) -> int:
+def _room(num_rings: int, length: int, num_slots: int, segments_per_batch: int) -> int:
     """Number of segments that one ring can hold."""
-    num_rings, length, num_slots = shape.num_rings, shape.length, shape.num_slots
     if num_slots < length + 1:
         raise ValueError(f"num_slots must be at least length + 1 = {length + 1}, got {num_slots}")
     room = (num_slots - 1) // length

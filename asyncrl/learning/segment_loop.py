@@ -26,7 +26,7 @@ from asyncrl.errors import GPUOutOfMemory
 from asyncrl.interfaces import Segment
 from asyncrl.learning.divergence import DeviceFull, out_of_gpu_memory
 from asyncrl.learning.histogram import Histogram
-from asyncrl.learning.segment_balance import SegmentBalance, SegmentShape
+from asyncrl.learning.segment_balance import SegmentBalance
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.update_loop import TICK_SECONDS, LoopOptions, Priorities, UpdateLoop
 from asyncrl.protocols import SegmentUpdater
@@ -94,13 +94,11 @@ class SegmentLoop(UpdateLoop):
         kept, past_per_batch, _ = algorithm.kept_segments
         past_per_batch = past_per_batch if kept else 0
         return SegmentBalance(
-            SegmentShape(
-                len(self._queue.rings),
-                ring.environments,
-                self._queue.length,
-                ring.num_slots,
-                ring.layout.trained_agents,
-            ),
+            num_rings=len(self._queue.rings),
+            envs_per_actor=ring.environments,
+            length=self._queue.length,
+            num_slots=ring.num_slots,
+            num_agents=ring.layout.trained_agents,
             discipline=algorithm.discipline,
             segments_per_batch=self._per_batch,
             queue_batches=algorithm.queue_batches,

@@ -53,16 +53,13 @@ class Callbacks:
 
     Args:
         trainer: first argument of every callback.
-        callbacks: objects with methods of `Callback`.
+        callbacks: objects with methods of `Callback`, which `checked` has accepted.
         stop, fail: end the run in the normal order, or with an error.
 
     Attributes:
         error: the first exception that a callback has raised, or None.
         event: name of the method that is being called, "" between two events.
         started: whether `start` was called, and `end` was not.
-
-    Raises:
-        TypeError: see `checked`.
     """
 
     def __init__(
@@ -75,7 +72,7 @@ class Callbacks:
         self.error: BaseException | None = None
         self.event = ""
         self._trainer = trainer
-        self._callbacks = checked(callbacks)
+        self._callbacks = tuple(callbacks)
         self._failed: list[Any] = []
         self.started = False
         self._stop, self._fail = stop, fail
@@ -123,19 +120,17 @@ class Callbacks:
                 answer = method(self._trainer, *event)
                 if isinstance(answer, bool | np.bool_) and not answer and hook != "on_end":
                     self._stop()
-            except BaseException as error:  # raised at the end of the run
-                self._note(callback, _that_travels(error, f"{type(callback).__name__}.{hook}"))
+            except BaseException as raised:  # the caller raises it at the end of the run
+                error = _raisable(raised, f"{type(callback).__name__}.{hook}")
+                self._failed.append(callback)
+                if self.error is None:
+                    self.error = error
+                with contextlib.suppress(RuntimeError):  # the run's loop has ended
+                    self._fail(error)
         self.event = ""
 
-    def _note(self, callback: Any, error: BaseException) -> None:
-        self._failed.append(callback)
-        if self.error is None:
-            self.error = error
-        with contextlib.suppress(RuntimeError):  # the run's loop has ended; the caller raises `error` later
-            self._fail(error)
 
-
-def _that_travels(error: BaseException, callback: str) -> BaseException:
+def _raisable(error: BaseException, callback: str) -> BaseException:
     """The error, or a RuntimeError caused by it where coroutines and futures give its type another meaning."""
     if not isinstance(error, StopIteration | asyncio.CancelledError | GeneratorExit):
         return error
@@ -177,3 +172,49 @@ def _check(index: int, callback: Any) -> None:
             raise TypeError(
                 f"callbacks[{index}].{hook} must not be a coroutine function; write def, not async def"
             )
+
+
+class Curriculum(Callback):
+    """Callback that trains on the levels of `eval_levels` one after the other, in their order.
+
+        levels = {"dry": {"is_slippery": False}, "ice": {"is_slippery": True}}
+        trainer = Trainer("FrozenLake-v1", "dqn", eval_levels=levels)
+        trainer.learn(200_000, callbacks=[Curriculum(target_return=0.7)])
+
+    The first level is set when the run begins. The next one follows after an evaluation whose mean return on the
+    present level is at least `target_return`. The present level is told from `trainer.env_kwargs`, so a resumed run
+    goes on where it was.
+
+    Args:
+        target_return: mean return of an evaluation on a level from which the next level follows.
+    """
+
+    def __init__(self, target_return: float) -> None:
+        self.target_return = target_return
+
+    def on_start(self, trainer: Any) -> None:
+        """Set the first level, unless the environments have one. Raises ValueError without `eval_levels`."""
+        levels = trainer.config.eval_levels
+        if not levels:
+            raise ValueError(
+                "Curriculum needs the levels of the run: Trainer(..., eval_levels={name: env_kwargs})"
+            )
+        if self.level(trainer) is None:
+            trainer.set_env_kwargs(**next(iter(levels.values())))
+
+    def on_evaluation(self, trainer: Any, evaluation: EvaluationResult) -> None:
+        """Set the next level if the present one is mastered."""
+        names, level = list(trainer.config.eval_levels), self.level(trainer)
+        if level is None or evaluation.level_returns[level] < self.target_return:
+            return
+        following = names[names.index(level) + 1 :][:1]
+        for name in following:
+            trainer.set_env_kwargs(**trainer.config.eval_levels[name])
+
+    def level(self, trainer: Any) -> str | None:
+        """Name of the present level: the last one whose keyword arguments the environments have; None if none is."""
+        found = None
+        for name, kwargs in trainer.config.eval_levels.items():
+            if kwargs.items() <= trainer.env_kwargs.items():
+                found = name
+        return found

@@ -1,4 +1,4 @@
-"""Schedule of evaluations, and the rule by which an evaluation ends the run.
+"""Schedule of evaluations, the rule by which an evaluation ends the run, and films of evaluations.
 
 Regular evaluations run in parallel with training, on copies of the weights. The learner's thread makes the copies at
 fixed environment steps and every copy is evaluated, in order, so that neither the learning curve nor the steps to the
@@ -25,24 +25,32 @@ run of the same seed, however many confirmations came before it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
+import tempfile
 import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actors.evaluator import RemoteEvaluator
+from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.probe import film_episode
 from asyncrl.config import TrainerConfig
-from asyncrl.errors import EvaluationIncomplete, describe_error
+from asyncrl.envs.video import require_video
+from asyncrl.errors import ConfigurationError, EvaluationIncomplete, describe_error
 from asyncrl.interfaces import policy_returns
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.weight_snapshots import WeightSnapshot
 from asyncrl.run import slow_stop
-from asyncrl.show.metrics import EvaluationResult
+from asyncrl.show.evaluation_result import EvaluationFilm, EvaluationResult
+from asyncrl.storage.run_directory import RunDirectory
 
 REGULAR, CONFIRMATION, FINAL = range(3)
 """Kinds of evaluation; each draws its own episodes."""
@@ -58,6 +66,13 @@ GRACE_SECONDS = 5.0
 """Extra time for an evaluation to answer after its time limit, before its process is killed."""
 PROGRESS_SECONDS = 0.5
 """Interval at which the progress of the final evaluation is shown."""
+FILM_FILE = "evaluation.mp4"
+MOST_FILM_STEPS = 1_000
+"""Steps after which a film ends; at 320 pixels it has a few megabytes at most."""
+FILM_SECONDS = 120.0
+"""Time limit of a film."""
+LAST_FILM_SECONDS = 60.0
+"""Time that the end of a run waits for the film of its last evaluation."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +184,7 @@ class EvaluationSchedule:
                 self._warn(f"one took longer than {self._limit_seconds:.0f} s after the end of training")
                 return None
             except Exception as error:
-                self._let_train()
+                self._resume_training()
                 self._note_failure(error)
                 reached = False
             if reached:
@@ -284,7 +299,7 @@ class EvaluationSchedule:
             result = await self._confirm(timed)
             reached = self._reaches_target(result)
             if not reached:
-                self._let_train()
+                self._resume_training()
         self._failures = 0
         await self._record(result, timed.copy.weights, key)
         return reached
@@ -346,7 +361,7 @@ class EvaluationSchedule:
         )
 
     async def _confirm(self, timed: TimedCopy) -> EvaluationResult:
-        """Play fresh episodes with the same weights; training is held until `_let_train`."""
+        """Play fresh episodes with the same weights; training is held until `_resume_training`."""
         self.holds_training = True
         if not self._training_ended:
             await self._learner.hold()
@@ -355,7 +370,7 @@ class EvaluationSchedule:
             timed, self._config.target_eval_episodes, (CONFIRMATION, self.rounds)
         )
 
-    def _let_train(self) -> None:
+    def _resume_training(self) -> None:
         if not self._training_ended and self.holds_training:
             self.holds_training = False
             self._clock.resume()
@@ -372,3 +387,96 @@ class EvaluationSchedule:
             self.best_critics = await self._learner.critics()
             await self._on_best(result, weights)
         self._on_evaluation(result, weights, key)
+
+
+class EvaluationFilms:
+    """Films the first episode of the newest evaluation, one film at a time; event-loop thread only.
+
+    A film is made in a process of its own and of lower priority, after its evaluation was recorded. Training and
+    evaluations never wait for it. Evaluations that end meanwhile wait as one: the newest of them is filmed next. A film
+    that fails or takes too long is given up with one warning (ASYNC041); where the environment cannot be rendered, no
+    further one is tried.
+
+    Args:
+        server: fork server, for the process of a film.
+        evaluator: knows environment, policy and seeds of the evaluations.
+        directory: the run's directory; without one the film is in a temporary folder, until `close`.
+        on_film: called when there is a new film.
+
+    Attributes:
+        newest: the newest film, None before the first.
+
+    Raises:
+        ConfigurationError: imageio-ffmpeg is not installed (ASYNC017).
+    """
+
+    def __init__(
+        self,
+        server: ForkServer,
+        evaluator: RemoteEvaluator,
+        directory: RunDirectory,
+        on_film: Callable[[], None],
+    ) -> None:
+        self.newest: EvaluationFilm | None = None
+        self._server, self._evaluator, self._directory, self._on_film = server, evaluator, directory, on_film
+        self._temporary = Path(tempfile.mkdtemp(prefix="asyncrl-film-")) if directory.path is None else None
+        self._waiting: tuple[EvaluationResult, NDArray[np.float32], tuple[int, ...]] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._warned = self._given_up = False
+        require_video(self.path)
+
+    @property
+    def path(self) -> Path:
+        """File of the newest film."""
+        folder = self._temporary or self._directory.path
+        assert folder is not None
+        return folder / FILM_FILE
+
+    def evaluated(self, result: EvaluationResult, weights: NDArray[np.float32], key: tuple[int, ...]) -> None:
+        """Film the first episode of this evaluation, once the present film is finished; never blocks."""
+        if self._given_up:
+            return
+        self._waiting = result, weights, key
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._film_waiting(), name="film")
+
+    async def finish(self) -> None:
+        """Wait for the film of the last evaluation, for a limited time."""
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=LAST_FILM_SECONDS)
+
+    async def close(self) -> None:
+        """End the process of a film, and remove what is not finished; idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+        elif (folder := self._directory.current) is not None:
+            for unfinished in folder.glob(f".{self.path.stem}.*.tmp{self.path.suffix}"):
+                with contextlib.suppress(OSError):
+                    unfinished.unlink()
+
+    async def _film_waiting(self) -> None:
+        while self._waiting is not None:
+            (result, weights, key), self._waiting = self._waiting, None
+            if self._temporary is None and self._directory.current is None:
+                return  # a warning was given
+            plan = self._evaluator.film_of(weights, key, self.path, MOST_FILM_STEPS)
+            try:
+                frame = await film_episode(self._server, plan, FILM_SECONDS)
+            except Exception as error:
+                self._warn(error)
+                continue
+            self.newest = EvaluationFilm(
+                result.env_steps, **{name: frame[name] for name in ("return_sum", "length", "cut")}
+            )
+            self._on_film()
+
+    def _warn(self, error: Exception) -> None:
+        if isinstance(error, ConfigurationError):
+            self._given_up, self._waiting = True, None
+        if not self._warned:
+            self._warned = True
+            text = f"[ASYNC041] an evaluation has no film; training and evaluations go on: {describe_error(error)}"
+            warnings.warn(EvaluationIncomplete(text), stacklevel=2)

@@ -91,12 +91,14 @@ class Group:
 
     Attributes:
         session: as given.
-        whole: options of the whole run and of its algorithm.
+        whole_config, whole_algorithm: options of the whole run.
         config, algorithm: this group's shares. With `async` fusion `config.total_steps` is that of the whole run.
         resumed: the checkpoint to resume this group from, or None.
         max_env_steps: limit of this group's environment steps. With `async` fusion it is that of the whole run, so that
             a fast group takes over the steps of a slow one.
-        among: index of this group's first actor among those of all groups, and their number.
+        among: index of this group's first actor among those of all groups, and their number, as if each had as many.
+            Exploration rates and noise scales differ along these indices; a group with another number of actors than
+            the others covers its part of that range in other steps.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class Group:
     ) -> None:
         place = session.place
         self.resumed = resumed if session.leads or resumed is None else resumed.for_another_group()
-        self.session, self.whole = session, (config, algorithm)
+        self.session, self.whole_config, self.whole_algorithm = session, config, algorithm
         machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         counted, done = 0, 0
         self._before = self._begun = 0, 0
@@ -120,7 +122,7 @@ class Group:
             self.max_env_steps = counted + max(1, config.total_steps - done)
             self.config = dataclasses.replace(self.config, total_steps=config.total_steps)
         self._elsewhere = self._before[0] + (place.size - 1) * self._begun[0]
-        self.among = actor_indices(place.rank, place.size, self.config.actors)
+        self.among = place.rank * self.config.actors, place.size * self.config.actors
         self._learner: Learner | None = None
         self._stop: Callable[[str], None] = lambda _: None
         self._latest: Snapshot | None = None
@@ -136,25 +138,16 @@ class Group:
         cancelled: Callable[[], bool],
     ) -> Group:
         """Join the other ranks from `place`; `cancelled` is polled meanwhile. Raises what `Session` raises."""
-        from asyncrl.groups.fusing import FusionOptions
         from asyncrl.groups.session import Session
 
         config = dataclasses.replace(config, groups=place.size)
-        options = FusionOptions(
-            mode=config.fusion,
-            interval=config.fusion_interval,
-            max_staleness=config.max_fusion_staleness,
-            dtype=config.fusion_dtype,
-            learning_rate=config.fusion_learning_rate,
-            momentum=config.fusion_momentum,
-            moments=config.fusion_moments,
-            exact=algorithm.exact,
-        )
         shared = shared_options(config, algorithm)
         if place.life and resumed is None and (config.fusion != "async" or place.agents == 1):
             resumed = await asyncio.to_thread(last_checkpoint, config)
         start = pickle.dumps(resumed.for_another_group()) if resumed is not None else b""
-        session = await asyncio.to_thread(Session, place, options, shared, cancelled, start)
+        session = await asyncio.to_thread(
+            Session, place, config, shared, cancelled, start, exact=algorithm.exact
+        )
         if not session.leads:
             resumed = pickle.loads(session.start) if session.start else None
         return cls(session, config, algorithm, resumed)
@@ -177,7 +170,7 @@ class Group:
         Raises:
             GroupLost, ConfigurationError: see `Session.attach`.
         """
-        from asyncrl.groups.fusing import Listeners
+        from asyncrl.groups.session import Listeners
         from asyncrl.groups.state import state_of
 
         self._learner, self._stop = learner, stop
@@ -215,7 +208,7 @@ class Group:
 
     def tell_stop(self, reason: str) -> None:
         """Stop the other groups for the same reason, unless this group has only used up its own share of the steps."""
-        if reason != "total_steps" or self.whole[0].fusion == "async":
+        if reason != "total_steps" or self.whole_config.fusion == "async":
             self.session.tell_stop(reason)
 
     def tell_failure(self, error: BaseException) -> None:
@@ -234,7 +227,7 @@ class Group:
         return {
             "state": self._state,
             "host": self.session.place.machine,
-            "fusion": self.whole[0].fusion,
+            "fusion": self.whole_config.fusion,
             "env_steps": learner.inserted_steps if learner else 0,
             "updates": learner.updates if learner else 0,
             "env_steps_per_second": latest.env_steps_per_second if latest else 0.0,
@@ -248,8 +241,8 @@ class Group:
 
         All ranks exchange their counters more often shortly before that.
         """
-        total = self.whole[0].total_steps
-        if self.whole[0].fusion != "async" or total is None:
+        total = self.whole_config.total_steps
+        if self.whole_config.fusion != "async" or total is None:
             return
         done, now = sum(status["env_steps"] for status in statuses.values()), time.monotonic()
         done += self._made_before()[0]
@@ -277,9 +270,9 @@ class Group:
             "time/total_timesteps": snapshot.env_steps + sum(counted["env_steps"]),
             "train/n_updates": snapshot.updates + sum(counted["updates"]),
         }
-        if self.whole[0].fusion == "gradients":  # all groups make the same updates
+        if self.whole_config.fusion == "gradients":  # all groups make the same updates
             metrics["updates_per_second"] = snapshot.updates_per_second
-        total = self.whole[0].total_steps
+        total = self.whole_config.total_steps
         return dataclasses.replace(snapshot, metrics=metrics, groups=self.groups(), total_steps=total)
 
     def others(self) -> dict[str, list[int]]:
@@ -288,7 +281,7 @@ class Group:
         With fused gradients all groups make the same updates, which count once.
         """
         others = [group for group in self.groups() if group.rank]
-        together = self.whole[0].fusion != "gradients"
+        together = self.whole_config.fusion != "gradients"
         steps, updates = self._made_before()
         return {
             "env_steps": [steps, *(group.env_steps for group in others)],
@@ -301,14 +294,14 @@ class Group:
         With `async` fusion schedules run over the steps of all groups, as of the last heartbeat, because a fast group
         takes more steps than its share. Otherwise they run over the share.
         """
-        return self._elsewhere if self.whole[0].fusion == "async" else 0
+        return self._elsewhere if self.whole_config.fusion == "async" else 0
 
     def other_steps(self, env_steps: int) -> int:
         """Environment steps of the other groups when this one has taken `env_steps`; as of their last heartbeat.
 
         Groups that wait for each other at fixed updates take the same numbers of steps.
         """
-        fusion, together = self.whole[0].fusion, self.algorithm.exact
+        fusion, together = self.whole_config.fusion, self.algorithm.exact
         if fusion == "gradients" or (fusion == "average" and together):
             return self._before[0] + env_steps * (self.session.place.size - 1)
         return sum(self.others()["env_steps"])
@@ -379,15 +372,6 @@ def seed_of(seed: int, rank: int) -> int:
     return seed if rank == 0 else int(np.random.SeedSequence((seed, rank)).generate_state(1)[0])
 
 
-def actor_indices(rank: int, groups: int, num_actors: int) -> tuple[int, int]:
-    """Index of a group's first actor among those of all groups, and their number, as if each had `num_actors`.
-
-    Exploration rates and noise scales differ along these indices. A group with another number of actors than the others
-    covers its part of that range in other steps.
-    """
-    return rank * num_actors, groups * num_actors
-
-
 def shared_options(config: TrainerConfig, algorithm: Algorithm) -> dict[str, Any]:
     """Options that must be equal on all ranks, by name."""
     run = {name: value for name, value in option_values(config).items() if name not in OWN_OPTIONS}
@@ -413,17 +397,14 @@ def made_before(resumed: Resumption, groups: int, fusion: str) -> tuple[int, int
     return resumed.other_steps - others * meta.env_steps, resumed.other_updates - again
 
 
-def made_by_others(resumed: Resumption | None, groups: int) -> tuple[int, int]:
+def made_by_others(resumed: Resumption | None) -> tuple[int, int]:
     """Steps and updates that the other groups of the resumed run had made, for a run of one group."""
-    if resumed is None or groups > 1:
+    if resumed is None or not resumed.other_steps:
         return 0, 0
-    steps = resumed.other_steps
-    return (steps, resumed.other_updates) if steps else (0, 0)
+    return resumed.other_steps, resumed.other_updates
 
 
-def without_others(config: TrainerConfig, resumed: Resumption | None) -> TrainerConfig:
-    """Options of a run of one group, whose steps are those that the groups of the resumed run have left."""
-    steps, _ = made_by_others(resumed, config.groups)
-    if not steps or config.total_steps is None:
-        return config
-    return dataclasses.replace(config, total_steps=max(1, config.total_steps - steps))
+def without_others(config: TrainerConfig, other_steps: int) -> TrainerConfig:
+    """Options of a run of one group that resumes one of several, whose other groups have made `other_steps`."""
+    left = None if config.total_steps is None else max(1, config.total_steps - other_steps)
+    return dataclasses.replace(config, total_steps=left)

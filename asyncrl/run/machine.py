@@ -1,17 +1,24 @@
-"""Choice of a run's device and of a rank's GPU, use of that GPU, and a warning about too few cores."""
+"""The machine of a run: choice of the device and of a rank's GPU, a warning about too few cores, resources in use."""
 
 from __future__ import annotations
 
 import os
+import time
 import warnings
+from collections.abc import Iterable
 
+import psutil
 import torch
 
+from asyncrl.actors.heartbeat import private_bytes
 from asyncrl.config import TrainerConfig, usable_cores
 from asyncrl.errors import ConfigurationError, DeviceNotAvailable, TooManyThreads
+from asyncrl.interfaces import Metrics
 
 GPU_WEIGHTS = 500_000
 """Least number of weights for which `device="auto"` takes a GPU; below, kernel launches cost more than computation."""
+MEASURE_SECONDS = 1.0
+"""Least time between two measurements of processor time and memory."""
 
 
 def warn_of_too_many_threads(config: TrainerConfig) -> None:
@@ -75,14 +82,65 @@ def take_own_gpu(device: str) -> str:
     return f"cuda:{index}"
 
 
-def gpu_bytes(device: str) -> int:
-    """Memory of the GPU that torch holds in this process."""
-    return int(torch.cuda.memory_reserved(device))
+class ResourceMeter:
+    """Meter of the resources of this process and of the actors; event-loop thread only. For display alone.
+
+    Args:
+        device: torch device of the learner.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device if device.startswith("cuda") else None
+        self._utilization_known = self._device is not None
+        self._own = psutil.Process()
+        self._actors: dict[int, psutil.Process] = {}
+        self._measured_at = -float("inf")
+        self._numbers: Metrics = {}
+
+    def measure(self, pids: Iterable[int]) -> Metrics:
+        """Numbers by public name, at most `MEASURE_SECONDS` old; cores are over the time since the last measurement.
+
+        Args:
+            pids: the actors' process ids, 0 for one that does not run.
+        """
+        now = time.monotonic()
+        if now - self._measured_at < MEASURE_SECONDS:
+            return self._numbers
+        known, self._measured_at = bool(self._numbers), now
+        alive = [pid for pid in pids if pid]
+        self._actors = {pid: process for pid in alive if (process := self._process(pid)) is not None}
+        learner_cores, actor_cores = _cores(self._own), sum(map(_cores, self._actors.values()))
+        self._numbers = {
+            "system/learner_cores": learner_cores if known else None,
+            "system/actor_cores": actor_cores if known else None,
+            "system/learner_bytes": private_bytes(os.getpid()),
+            "system/actor_bytes": sum(map(private_bytes, self._actors)),
+            **self._gpu(),
+        }
+        return self._numbers
+
+    def _process(self, pid: int) -> psutil.Process | None:
+        try:
+            return self._actors.get(pid) or psutil.Process(pid)
+        except psutil.Error:  # it has just ended
+            return None
+
+    def _gpu(self) -> Metrics:
+        """Memory that torch holds, and utilisation where `nvidia-ml-py` says; nothing without a GPU."""
+        if self._device is None:
+            return {}
+        numbers: Metrics = {"system/gpu_bytes": int(torch.cuda.memory_reserved(self._device))}
+        if self._utilization_known:
+            try:
+                numbers["system/gpu_utilization"] = torch.cuda.utilization(self._device) / 100
+            except Exception:  # no package, no permission, or a driver without the counter
+                self._utilization_known = False
+        return numbers
 
 
-def gpu_utilization(device: str) -> float | None:
-    """Fraction of the last moments in which the GPU has computed; None if `nvidia-ml-py` or the driver does not say."""
+def _cores(process: psutil.Process) -> float:
+    """Cores that the process has used since the last call; 0 at the first one, or if it has ended."""
     try:
-        return torch.cuda.utilization(device) / 100
-    except Exception:  # no package, no permission, or a driver without the counter
-        return None
+        return float(process.cpu_percent()) / 100
+    except psutil.Error:
+        return 0.0

@@ -77,20 +77,23 @@ from asyncrl.options import option_values
 from asyncrl.policies.policy_start import begin_with_policy, policy_to_begin_with
 from asyncrl.policies.portable_policy import BestPolicy, PolicyOrigin, PortablePolicy
 from asyncrl.protocols import Algorithm, Policy, Updater
-from asyncrl.run.alert import send_summary, without_secrets
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.env_kwargs import EnvKwargsChanges
-from asyncrl.run.evaluate import EvaluationSchedule
-from asyncrl.run.films import EvaluationFilms
+from asyncrl.run.episode_window import Ratings
+from asyncrl.run.evaluate import EvaluationFilms, EvaluationSchedule
 from asyncrl.run.grouped import Group, made_by_others, without_others
-from asyncrl.run.machine import choose_device, require_float32, take_own_gpu, warn_of_too_many_threads
-from asyncrl.run.ratings import Ratings
+from asyncrl.run.machine import (
+    ResourceMeter,
+    choose_device,
+    require_float32,
+    take_own_gpu,
+    warn_of_too_many_threads,
+)
 from asyncrl.run.reporting import Reporter
-from asyncrl.run.resources import ResourceMeter
 from asyncrl.run.result import TrainResult
 from asyncrl.run.saving import CheckpointSaver, restore_rings, warn_of_file
 from asyncrl.run.slow_stop import warned_of_slow_stop, within_limit
-from asyncrl.run.summary import summarize
+from asyncrl.run.summary import send_summary, summarize, without_secrets
 from asyncrl.run.switching import fast_switching, frozen_objects
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.past_weights import PastWeights
@@ -131,7 +134,7 @@ class Run:
         trainer, callbacks: the user's callbacks, and their first argument.
 
     Attributes:
-        whole: options of the whole run.
+        whole_config, whole_algorithm: options of the whole run.
         config, algorithm: those of this group.
         built: whether `build` has returned, so that the parts exist.
         spec: the environment's spaces, once it was probed.
@@ -180,11 +183,13 @@ class Run:
         trainer: Any = None,
         callbacks: Sequence[Any] = (),
     ) -> None:
-        self.whole, self.source, self.group = (config, algorithm), source, group
-        self.config, self.algorithm, self.resumed = without_others(config, resumed), algorithm, resumed
+        self.whole_config, self.whole_algorithm = config, algorithm
+        self.source, self.group, self.resumed = source, group, resumed
+        self._made_by_others = made_by_others(resumed)
+        self.config, self.algorithm = without_others(config, self._made_by_others[0]), algorithm
         if group is not None:
-            self.whole, self.resumed = group.whole, group.resumed
-            self.config, self.algorithm = group.config, group.algorithm
+            self.whole_config, self.whole_algorithm = group.whole_config, group.whole_algorithm
+            self.config, self.algorithm, self.resumed = group.config, group.algorithm, group.resumed
         self.built = False
         self.url: str | None = None
         self.page_url: str | None = None
@@ -201,8 +206,7 @@ class Run:
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()
-        self._stop_requested = asyncio.Event()
-        self._interrupted = asyncio.Event()
+        self._stop_requested, self._interrupted = asyncio.Event(), asyncio.Event()
         self._target_weights: NDArray[np.float32] | None = None
         self._learned = LearnerReport()  # the last one
 
@@ -233,7 +237,7 @@ class Run:
         """
         if self.group is not None:
             raise RuntimeError(
-                f"set_env_kwargs works in runs of one group, got groups={self.whole[0].groups}"
+                f"set_env_kwargs works in runs of one group, got groups={self.whole_config.groups}"
             )
         if not self.built:
             raise RuntimeError(
@@ -344,7 +348,7 @@ class Run:
         self.reporter.episodes.policies = self.spec.policies
         if self.spec.vector_envs is not None:
             self.config = dataclasses.replace(self.config, envs_per_actor=self.spec.vector_envs)
-        self.whole = self.whole[0], _for_run(self.whole[1], self.whole[0], self.spec)
+        self.whole_algorithm = _for_run(self.whole_algorithm, self.whole_config, self.spec)
         self.algorithm = _for_run(self.algorithm, self.config, self.spec)
         self._write_options()
         with single_error():
@@ -367,7 +371,7 @@ class Run:
         token = secrets.token_urlsafe(TOKEN_BYTES)
         server = RunServer(
             snapshot=self.reporter.current,
-            config=lambda: without_secrets(options_by_table(*self.whole)),
+            config=lambda: without_secrets(options_by_table(self.whole_config, self.whole_algorithm)),
             stop=lambda: self.stop("stopped"),
             checkpoint=save_checkpoint,
             ready=lambda: self.built and self.learner.inserted_steps > 0,
@@ -428,7 +432,7 @@ class Run:
         if self.directory.path is not None:
             with refuse_unwritable(self.directory.path):
                 resumed = self.resumed.record() if self.resumed is not None else None
-                write_run_files(self.directory, *self.whole, self.source, resumed)
+                write_run_files(self.directory, self.whole_config, self.whole_algorithm, self.source, resumed)
                 self.reporter.open_files(self.directory)
 
     async def _make_parts(self, stack: contextlib.AsyncExitStack) -> None:
@@ -743,22 +747,20 @@ class Run:
         )
         if self.group is not None:
             return self.group.shown(made)
-        steps, updates = made_by_others(self.resumed, self.config.groups)
+        steps, updates = self._made_by_others
         metrics = over_groups(made.metrics, [{"time/total_timesteps": steps, "train/n_updates": updates}])
-        return dataclasses.replace(made, total_steps=self.whole[0].total_steps, metrics=metrics)
+        return dataclasses.replace(made, total_steps=self.whole_config.total_steps, metrics=metrics)
 
     def others(self) -> dict[str, list[int]]:
         """Steps and updates of all other groups, also of the run that is resumed, for checkpoints."""
         if self.group is not None:
             return self.group.others()
-        steps, updates = made_by_others(self.resumed, self.config.groups)
+        steps, updates = self._made_by_others
         return {"env_steps": [steps], "updates": [updates]} if steps else {}
 
     def other_steps(self, env_steps: int) -> int:
         """Environment steps of all other groups when this one has taken `env_steps`."""
-        if self.group is not None:
-            return self.group.other_steps(env_steps)
-        return made_by_others(self.resumed, self.config.groups)[0]
+        return self._made_by_others[0] if self.group is None else self.group.other_steps(env_steps)
 
     # --- end ---------------------------------------------------------------------------------------------------------
 
@@ -872,7 +874,7 @@ class Run:
         if schedule.best is not None and schedule.best_weights is not None:
             best_policy = make_policy(schedule.best_weights, schedule.best, schedule.best_critics)
             best = BestPolicy(best_policy, schedule.best)
-        run_dir = self.whole[0].run_dir
+        run_dir = self.whole_config.run_dir
         return TrainResult(
             policy=make_policy(weights, evaluation or snapshot, critics),
             evaluation=evaluation,

@@ -280,7 +280,10 @@ class CheckpointSaver:
             return await self._state()
         await self._learner.hold()
         try:
-            states, why = await self._actor_states()
+            states, why = None, ""
+            if self._exact:
+                positions = [max(ring.granted - 1, 0) for ring in self._pool.rings]
+                states, why = await states_of(self._pool.actors, positions, ACTORS_SECONDS)
             state = await self._state()
             name = await self._write_rows(state["run"]["rings"], states)
         finally:
@@ -292,12 +295,6 @@ class CheckpointSaver:
         critics = await self._learner.critics()
         learner = await self._learner.state_dict()  # last: counters are read before the learner goes on
         return {"core": learner.pop("core"), "critics": critics, "run": self._run_state(learner)}
-
-    async def _actor_states(self) -> tuple[list[bytes] | None, str]:
-        if not self._exact:
-            return None, ""
-        positions = [max(ring.granted - 1, 0) for ring in self._pool.rings]
-        return await states_of(self._pool.actors, positions, ACTORS_SECONDS)
 
     async def _write_rows(self, rings: Mapping[str, Any], states: list[bytes] | None) -> str:
         """Write rows and actor states to a file beside the checkpoints; returns its name. Raises OSError."""

@@ -59,11 +59,11 @@ class FolderServer(HttpServer):
 
     Args:
         folder: searched for runs at every request for the list.
-        host, port, token: see `HttpServer`.
+        port, token: see `HttpServer`.
     """
 
-    def __init__(self, folder: Path, *, host: str = "127.0.0.1", port: int = 0, token: str) -> None:
-        super().__init__(host=host, port=port, token=token)
+    def __init__(self, folder: Path, *, port: int = 0, token: str) -> None:
+        super().__init__(host="127.0.0.1", port=port, token=token)
         self._folder = folder
         self._known: dict[str, tuple[Signature, KeptRun]] = {}
         self._groups: dict[str, RunGroup] = {}

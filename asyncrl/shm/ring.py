@@ -369,12 +369,9 @@ class RingReader(RingEnd):
         state = int(h[STATE])
         return RingStatistics(
             published=published,
-            granted=granted,
-            retired=retired,
             fill=(published - retired) / self.num_slots,
             env_steps=int(h[STEPS]),
             episodes=int(h[EPISODES]),
-            heartbeat_ns=int(h[HEARTBEAT_NS]),
             wait_seconds=int(h[WAIT_NS]) / 1e9,
             state=STATES[state] if 0 <= state < len(STATES) else STATES[STARTING],
             incarnation=int(h[INCARNATION]),

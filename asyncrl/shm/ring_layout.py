@@ -141,12 +141,9 @@ class RingStatistics:
 
     Attributes:
         published: rows published since the run began.
-        granted: position up to which the actor may write.
-        retired: position below which rows may be overwritten.
         fill: fraction of the slots that hold readable rows, 0 to 1.
         env_steps: environment steps taken, RESET rows excluded.
         episodes: episodes finished.
-        heartbeat_ns: `time.monotonic_ns()` of the last heartbeat, 0 before the first.
         wait_seconds: time that the actor slept while waiting for grants.
         state: `starting`, `running` or `waiting`.
         incarnation: number of the actor's current life.
@@ -154,12 +151,9 @@ class RingStatistics:
     """
 
     published: int
-    granted: int
-    retired: int
     fill: float
     env_steps: int
     episodes: int
-    heartbeat_ns: int
     wait_seconds: float
     state: str
     incarnation: int

@@ -18,7 +18,6 @@ from asyncrl.interfaces import Bins, Distribution, Metrics, ValuePairs
 from asyncrl.show.evaluation_result import EvaluationFilm
 from asyncrl.show.evaluation_result import EvaluationResult as EvaluationResult
 from asyncrl.show.group_statistics import GroupStatistics
-from asyncrl.show.opponents import OpponentRating
 
 
 @dataclass(frozen=True)
@@ -224,6 +223,23 @@ METRIC_NAMES: Final = tuple(
     if metric.name.startswith(f"{section}/")
 )
 """Every name of the table in the metric files, in the order of the columns of `progress.csv`."""
+
+
+@dataclass(frozen=True)
+class OpponentRating:
+    """A past version of the policy as an opponent.
+
+    Attributes:
+        updates: updates of the learner when the version was published, by which it is named.
+        elo: its rating; see `run/episode_window.py`.
+        games: training episodes against it.
+        win_rate: the policy's win rate against it, draws counted half; recent games count more.
+    """
+
+    updates: int
+    elo: float
+    games: int
+    win_rate: float
 
 
 @dataclass(frozen=True)

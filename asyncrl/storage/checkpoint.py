@@ -1,4 +1,6 @@
-"""Checkpoints of a learner, each one file that is refused unless complete and valid (`tensor_file.py`).
+"""Checkpoints of a learner, and their folder in a run's directory.
+
+Each is one file that is refused unless complete and valid (`tensor_file.py`):
 
 header     "meta"   `CheckpointMeta`
            "state"  the state's tree (`state_tree.py`)
@@ -8,6 +10,8 @@ header     "meta"   `CheckpointMeta`
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import AsyncRLError, CheckpointError, error_text
+from asyncrl.storage.atomic_file import sync_directory
 from asyncrl.storage.checkpoint_meta import CheckpointMeta, meta_from_json, meta_to_json
+from asyncrl.storage.replay_file import SUFFIX
 from asyncrl.storage.state_tree import from_tree, tree_of
 from asyncrl.storage.tensor_file import (
     FileKind,
@@ -30,7 +36,7 @@ from asyncrl.storage.tensor_file import (
     write_tensors,
 )
 
-__all__ = ["CHECKPOINT", "CheckpointMeta", "SavedPolicy", "load", "read_policy", "save"]
+__all__ = ["CHECKPOINT", "CheckpointFolder", "CheckpointMeta", "SavedPolicy", "load", "read_policy", "save"]
 
 
 @dataclass(frozen=True)
@@ -165,3 +171,58 @@ def _before(path: Path) -> str:
 
 
 CHECKPOINT = FileKind("checkpoint", "the checkpoint", _before)
+
+
+class CheckpointFolder:
+    """Folder `checkpoints/` of a run: `latest`, `best`, and the newest few files named by their environment steps.
+
+    `latest` and `best` are hard links to a numbered file: they need no space, and remain when that file is removed. On
+    a file system without hard links they are copies. Called from one thread at a time.
+    """
+
+    def __init__(self, directory: Path, keep: int = 3) -> None:
+        """Use `directory`, created at the first save; `keep` is the number of numbered files to keep."""
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}")
+        self.directory = directory
+        self.keep = keep
+
+    def save(
+        self, state: Mapping[str, Any], meta: CheckpointMeta, *, best: bool = False, latest: bool = True
+    ) -> Path:
+        """Write `<env_steps>`, link it as `latest` and `best` if so set, remove the oldest; returns the path.
+
+        A checkpoint with rows (`replay_file.py`) removes the rows of those before it: only one rows file is kept.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for left_by_a_kill in self.directory.glob(".*.tmp"):
+            left_by_a_kill.unlink(missing_ok=True)
+        path = self.directory / str(meta.env_steps)
+        save(path, state, meta)
+        for name in ("latest",) * latest + ("best",) * best:
+            self._name(path, name)
+        rows = state["run"].get("rows") if "run" in state else None
+        for before in self.directory.glob(f"*{SUFFIX}") if rows is not None else ():
+            if before.name != rows:
+                before.unlink(missing_ok=True)
+        for old in self.steps()[: -self.keep]:
+            (self.directory / str(old)).unlink(missing_ok=True)
+        return path
+
+    def steps(self) -> list[int]:
+        """Environment steps of the existing numbered files, ascending."""
+        if not self.directory.is_dir():
+            return []
+        return sorted(int(path.name) for path in self.directory.iterdir() if path.name.isdecimal())
+
+    def _name(self, path: Path, name: str) -> None:
+        temporary = self.directory / f".{name}.{os.getpid()}.tmp"
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(path, temporary)
+        except OSError:  # a file system without hard links
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            shutil.copyfile(path, temporary)
+        temporary.replace(self.directory / name)
+        sync_directory(self.directory)

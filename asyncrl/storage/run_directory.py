@@ -31,7 +31,7 @@ import psutil
 
 from asyncrl.errors import ConfigurationError, FilesNotWritten
 from asyncrl.storage.atomic_file import write_atomically
-from asyncrl.storage.checkpoint_folder import CheckpointFolder
+from asyncrl.storage.checkpoint import CheckpointFolder
 
 LOCK = ".lock"
 """Name of the lock file; a run that uses the directory holds its lock, and the file holds the process id."""
@@ -123,20 +123,20 @@ class RunDirectory:
             return None
         return CheckpointFolder(self.path / "checkpoints", self._checkpoints_kept)
 
-    def write_text(self, name: str, text: str, mode: int = 0o644) -> None:
+    def write_text(self, name: str, text: str) -> None:
         """Write the file `name` atomically. Raises OSError if it cannot be written; the old file then remains."""
-        self.write_bytes(name, text.encode(), mode)
+        self.write_bytes(name, text.encode())
 
-    def write_bytes(self, name: str, data: bytes, mode: int = 0o644) -> None:
+    def write_bytes(self, name: str, data: bytes) -> None:
         """Write the file `name` atomically, like `write_text`. Raises OSError."""
         if self.path is None:
             return
         self.check()
-        write_atomically(self.path / name, [data], mode=mode, durable=False)
+        write_atomically(self.path / name, [data], mode=0o644, durable=False)
 
-    def write_json(self, name: str, value: Mapping[str, Any], mode: int = 0o644) -> None:
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write `value` as strict JSON, atomically; NaN and infinity become null. Raises OSError."""
-        self.write_text(name, json.dumps(_finite(value), indent=2, allow_nan=False) + "\n", mode)
+        self.write_text(name, json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
 
     def remove(self, name: str) -> None:
         """Remove a file that is valid only during the run (`http.json`)."""

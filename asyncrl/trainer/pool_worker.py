@@ -33,16 +33,16 @@ class Worker:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._asked: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._current: tuple[int, Trainer] | None = None
         self._stops: dict[int, str] = {}
         self._lock = threading.RLock()  # a signal handler may stop a run while the main thread holds it
 
     def work(self) -> None:
         """Train runs until the connection ends."""
-        threading.Thread(target=self._hear, name="asyncrl-run-pool", daemon=True).start()
-        while (asked := self._asked.get()) is not None:
-            self._train(*asked)
+        threading.Thread(target=self._receive, name="asyncrl-run-pool", daemon=True).start()
+        while (job := self._jobs.get()) is not None:
+            self._train(*job)
 
     def stop(self, reason: str = "interrupted") -> None:
         """End the run in progress in the normal order."""
@@ -50,17 +50,17 @@ class Worker:
             if self._current is not None:
                 self._current[1].stop(reason)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         while (message := self._channel.receive()) is not None:
             kind, key, *values = message
             if kind == "run":
-                self._asked.put((key, *values))
+                self._jobs.put((key, *values))
                 continue
             with self._lock:
                 self._stops[key] = values[0]
                 if self._current is not None and self._current[0] == key:
                     self._current[1].stop(values[0])
-        self._asked.put(None)
+        self._jobs.put(None)
         self.stop()
 
     def _train(self, key: int, path: list[str], packed: bytes) -> None:

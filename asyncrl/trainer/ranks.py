@@ -127,7 +127,7 @@ class Ranks:
                 self._config.groups,
                 alone=self._config.fusion == "async",
                 max_restarts=self._config.max_restarts if self._config.fusion == "async" else 0,
-                on_end=lambda failures: self._on_loop(self._all_ended, failures),
+                on_end=lambda failures: self._on_loop(self._ranks_ended, failures),
             )
             try:
                 failures = await asyncio.shield(self._ended)
@@ -178,7 +178,7 @@ class Ranks:
             fix="look at the output of that rank above; `dmesg` tells of a process that the kernel has killed",
         )
 
-    def _all_ended(self, failures: list[Failure]) -> None:
+    def _ranks_ended(self, failures: list[Failure]) -> None:
         if not self._ended.done():
             self._ended.set_result(failures)
 

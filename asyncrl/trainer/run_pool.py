@@ -185,15 +185,15 @@ class _Worker:
         self._key: int | None = None
         self._lock = threading.Lock()
         self.closed = False
-        self._hearing = threading.Thread(target=self._hear, name="asyncrl-run-pool", daemon=True)
-        self._hearing.start()
+        self._receiver = threading.Thread(target=self._receive, name="asyncrl-run-pool", daemon=True)
+        self._receiver.start()
 
     def begin(self, key: int, job: Job) -> None:
         packed = pack_policy(job)
         self._key = key
         self._channel.send("run", key, sys.path, packed)
         if self.closed:  # it has died while it was idle
-            self._lose(self._error_of_exit())
+            self._report_loss(self._error_of_exit())
 
     def stop(self, key: int, reason: str) -> None:
         self._channel.send("stop", key, reason)
@@ -210,13 +210,13 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self.kill()
             self._process.wait()
-        self._hearing.join()
+        self._receiver.join()
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):
             os.kill(self._process.pid, signal.SIGKILL)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Pass on the worker's events; a connection that ends during a run is that run's end."""
         try:
             while (message := self._channel.receive()) is not None:
@@ -230,9 +230,9 @@ class _Worker:
         else:
             failure = self._error_of_exit()
         self.closed = True
-        self._lose(failure)
+        self._report_loss(failure)
 
-    def _lose(self, error: BaseException) -> None:
+    def _report_loss(self, error: BaseException) -> None:
         """Report the end of the run in progress, if there is one."""
         with self._lock:
             key, self._key = self._key, None

@@ -14,6 +14,9 @@ from asyncrl.protocols import Algorithm
 from asyncrl.show.aggregates import Array, Estimate, estimate, mean
 from asyncrl.tuning.study import Trial
 
+MOST_TRIALS = 10
+"""Rows of a table of trials."""
+
 
 @dataclass(frozen=True)
 class HeldOut:
@@ -118,7 +121,7 @@ def shown(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def trials_table(trials: Sequence[Trial], most: int = 10) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def trials_table(trials: Sequence[Trial]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Head and rows of a table of the best trials: number, state, value, and the options that were searched."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.options))
     known = sorted(
@@ -129,7 +132,7 @@ def trials_table(trials: Sequence[Trial], most: int = 10) -> tuple[tuple[str, ..
             *(str(trial.number), str(trial.state), f"{trial.value:.4g}"),
             *(shown(trial.options.get(name, "default")) for name in names),
         )
-        for trial in known[:most]
+        for trial in known[:MOST_TRIALS]
     ]
     return ("trial", "state", "value", *names), rows
 

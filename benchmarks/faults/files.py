@@ -22,8 +22,7 @@ from asyncrl.errors import CheckpointError
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.options import option_values
 from asyncrl.policies.load import load as load_policy
-from asyncrl.storage.checkpoint import CheckpointMeta, load, read_policy
-from asyncrl.storage.checkpoint_folder import CheckpointFolder
+from asyncrl.storage.checkpoint import CheckpointFolder, CheckpointMeta, load, read_policy
 from benchmarks.faults.syscalls import Interruption, trace_me
 
 SPEC = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from asyncrl import DQN
+from asyncrl.config import TrainerConfig
 from asyncrl.groups.connecting import (
     Connection,
     Fusion,
@@ -33,7 +34,6 @@ from asyncrl.groups.connecting import (
     collective_fusion,
     serving_fusion,
 )
-from asyncrl.groups.fusing import FusionOptions
 from asyncrl.groups.launch import free_port
 from asyncrl.groups.messages import ENCODINGS
 from asyncrl.groups.peers import Peers, Pending
@@ -112,8 +112,8 @@ def fixed_batch(spec: EnvSpec, size: int) -> Batch:
     return batch
 
 
-def fusion_of(mode: str, made: Connection, core: Any) -> Fusion:
-    options = FusionOptions(mode, interval=32, max_staleness=8, dtype="float32")
+def fusion_of(mode: Any, made: Connection, core: Any) -> Fusion:
+    options = TrainerConfig(env="any", algo="any", fusion=mode, fusion_interval=32)
     if mode != "async":
         return collective_fusion(made, options, core)
     if made.place.rank:

@@ -21,12 +21,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.config import TrainerConfig
 from asyncrl.groups import connecting
 from asyncrl.groups.fused_weights import FusedWeights
-from asyncrl.groups.fusing import FusionOptions, Listeners
 from asyncrl.groups.peers import PeerLost
 from asyncrl.groups.place import Place
-from asyncrl.groups.session import Session
+from asyncrl.groups.session import Listeners, Session
 from asyncrl.networks.flat_vector import FlatVector
 
 RANKS, SIZE, MAX_STALENESS, LOST_EXIT = 3, 16, 4, 3
@@ -237,7 +237,8 @@ def main(arguments: list[str]) -> int:
     vars(connecting)["FusedWeights"] = DyadicWeights
     agents = RANKS if options.mode == "async" else 1
     place = Place(options.rank, RANKS, "127.0.0.1", options.port, options.life, agents)
-    session = Session(place, FusionOptions(options.mode, 1, MAX_STALENESS, "float32"), {})
+    fusion = {"fusion": options.mode, "fusion_interval": 1, "max_fusion_staleness": MAX_STALENESS}
+    session = Session(place, TrainerConfig(env="any", algo="any", **fusion), {})
     try:
         Learner(options).run(session)
     except PeerLost as error:

@@ -41,8 +41,7 @@ from asyncrl.run import evaluate
 from asyncrl.run.evaluate import EvaluationSchedule
 from asyncrl.run.run import Run
 from asyncrl.run.saving import CheckpointSaver
-from asyncrl.storage.checkpoint import read_policy
-from asyncrl.storage.checkpoint_folder import CheckpointFolder
+from asyncrl.storage.checkpoint import CheckpointFolder, read_policy
 from asyncrl.storage.run_directory import RunDirectory
 
 PACKAGE = str(Path(asyncrl.__file__).parent.parent)
@@ -843,7 +842,7 @@ class Ending(Run):
         self.directory, self.clock = RunDirectory(path), TrainClock()
         self.group = self._target_weights = None
         self.config = TrainerConfig(env="any", algo="dqn", target_eval_episodes=3)
-        self.whole: Any = (self.config, None)
+        self.whole_config = self.config
         self.built = True
         parts: Any = Parts(self, fails)
         self.parts = self.learner = self.saver = self.evaluator = self.origin = self.reporter = parts

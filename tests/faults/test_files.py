@@ -46,8 +46,7 @@ from asyncrl.run.saving import CheckpointSaver
 from asyncrl.show.metrics import EvaluationResult, flat
 from asyncrl.show.writers import CsvWriter, JsonlWriter, RunWriters
 from asyncrl.storage import disk_space
-from asyncrl.storage.checkpoint import CheckpointMeta, load, read_policy, save
-from asyncrl.storage.checkpoint_folder import CheckpointFolder
+from asyncrl.storage.checkpoint import CheckpointFolder, CheckpointMeta, load, read_policy, save
 from asyncrl.storage.disk_space import state_bytes, warn_of_little_space
 from asyncrl.storage.run_directory import RunDirectory
 

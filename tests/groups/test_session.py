@@ -13,10 +13,10 @@ import torch.distributed as dist
 from group_rig import on_ranks, vector_of
 from waiting import PATIENCE_SECONDS, wait_until
 
+from asyncrl.config import TrainerConfig
 from asyncrl.errors import GroupLost
-from asyncrl.groups.fusing import FusionOptions, Listeners
 from asyncrl.groups.place import Place
-from asyncrl.groups.session import NO_STORE, Session
+from asyncrl.groups.session import NO_STORE, Listeners, Session
 from asyncrl.groups.state import packed
 
 pytestmark = pytest.mark.timeout(120)
@@ -34,7 +34,7 @@ def joined(mode: str = "average") -> list[Session]:
 
     def join(rank: int) -> Session:
         place = Place(rank, 2, "127.0.0.1", 1, agents=2, agent_store=True)
-        return Session(place, FusionOptions(mode, 32, 8, "float32"), {})
+        return Session(place, TrainerConfig(env="any", algo="any", fusion=mode), {})
 
     return on_ranks(2, join)
 

@@ -1,12 +1,11 @@
 """Credits for segments against their formulas: grants by hand, a slow reference in random runs, liveness, the limit."""
 
-import dataclasses
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
-from asyncrl.learning.segment_balance import SegmentBalance, SegmentShape, slots_for
+from asyncrl.learning.segment_balance import SegmentBalance, slots_for
 
 T, E = 8, 4
 
@@ -23,15 +22,8 @@ ARGUMENTS = {
 }
 
 
-def balance_of(arguments):
-    shape = {f.name: arguments[f.name] for f in dataclasses.fields(SegmentShape) if f.name in arguments}
-    return SegmentBalance(
-        SegmentShape(**shape), **{name: value for name, value in arguments.items() if name not in shape}
-    )
-
-
 def make(**changes):
-    return balance_of({**ARGUMENTS, **changes})
+    return SegmentBalance(**{**ARGUMENTS, **changes})
 
 
 def rows(*segments):
@@ -239,7 +231,7 @@ class Run:
 
     def __post_init__(self):
         n = self.arguments["num_rings"]
-        self.balance = balance_of(self.arguments)
+        self.balance = SegmentBalance(**self.arguments)
         self.published, self.granted, self.released = (np.zeros(n, np.int64) for _ in range(3))
         self.stamp = [0] * n
         self.most_cursor = 0.0

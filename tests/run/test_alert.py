@@ -19,8 +19,8 @@ from waiting import wait_until
 from asyncrl import Trainer
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import AsyncRLError
-from asyncrl.run import alert
-from asyncrl.run.alert import describe, send_summary, without_secrets
+from asyncrl.run import summary as summary_module
+from asyncrl.run.summary import describe, send_summary, without_secrets
 
 SUMMARY: dict[str, Any] = {
     "algo": "dqn",
@@ -124,7 +124,7 @@ def test_nobody_there_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_server_that_does_not_answer_holds_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(alert, "ALERT_SECONDS", 0.2)
+    monkeypatch.setattr(summary_module, "ALERT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         before = time.monotonic()
         waiting = send_summary(f"http://127.0.0.1:{listener.getsockname()[1]}/", SUMMARY, None)

@@ -31,7 +31,6 @@ from asyncrl.run import grouped
 from asyncrl.run import run as run_module
 from asyncrl.run.grouped import (
     Group,
-    actor_indices,
     made_before,
     made_by_others,
     own_place,
@@ -96,11 +95,17 @@ def actor_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Actor]]:
         kept.pop().close()
 
 
+def among_of(rank: int, size: int) -> tuple[int, int]:
+    """Place of the actors of one group, of two actors like each of the others."""
+    session: Any = SimpleNamespace(place=Place(rank, size, host="here", port=1), leads=rank == 0)
+    return Group(session, CONFIG, DQN(), None).among
+
+
 def test_the_ladder_of_exploration_runs_over_the_actors_of_all_groups(
     actor_of: Callable[..., Actor],
 ) -> None:
     policy = DQN(exploration_ladder=7.0).make_policy(SPEC)
-    places = [(index, 2, actor_indices(rank, 3, 2)) for rank in range(3) for index in range(2)]
+    places = [(index, 2, among_of(rank, 3)) for rank in range(3) for index in range(2)]
     exponents = [actor_of(policy, *place).policy._exponents for place in places]
     assert np.concatenate(exponents) == pytest.approx(1.0 + 7.0 * np.arange(18) / 17)
 
@@ -108,7 +113,7 @@ def test_the_ladder_of_exploration_runs_over_the_actors_of_all_groups(
 def test_one_group_counts_its_actors_and_seeds_as_without_groups(actor_of: Callable[..., Actor]) -> None:
     policy = DQN(exploration_ladder=7.0).make_policy(SPEC)
     for index in range(2):
-        plain, one = actor_of(policy, index, 2), actor_of(policy, index, 2, actor_indices(0, 1, 2))
+        plain, one = actor_of(policy, index, 2), actor_of(policy, index, 2, among_of(0, 1))
         assert plain._env_seeds == one._env_seeds == actor_seeds(7, index, 0, 3)[0]
         assert plain.policy._exponents.tolist() == one.policy._exponents.tolist()
 
@@ -119,7 +124,7 @@ class Second:
     leads, among, max_env_steps, resumed = True, (4, 6), 100, None
 
     def __init__(self, config: TrainerConfig, algorithm: Any) -> None:
-        self.config, self.algorithm, self.whole = config, algorithm, (config, algorithm)
+        self.config, self.algorithm = self.whole_config, self.whole_algorithm = config, algorithm
 
     async def attach(self, *_: object) -> None: ...
 
@@ -195,10 +200,10 @@ def test_counters_go_on_over_all_groups_whatever_their_number() -> None:
 
 
 def test_one_group_goes_on_with_what_several_have_begun() -> None:
-    resumed = going_on(5000, [0, 2001], 700, [0, 300])
-    assert without_others(CONFIG, resumed).total_steps == CONFIG.total_steps - 2001
-    assert made_by_others(resumed, groups=1) == (2001, 300)
-    assert without_others(CONFIG, going_on(5000, [], 700, [])) == CONFIG
+    assert made_by_others(going_on(5000, [0, 2001], 700, [0, 300])) == (2001, 300)
+    assert made_by_others(going_on(5000, [], 700, [])) == made_by_others(None) == (0, 0)
+    assert without_others(CONFIG, 2001).total_steps == CONFIG.total_steps - 2001
+    assert without_others(CONFIG, 0) == CONFIG
 
 
 def test_another_group_goes_on_without_what_is_rank_0s() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asyncrl.run.episode_window import EpisodeWindow
-from asyncrl.run.ratings import FIRST, Ratings
+from asyncrl.run.episode_window import FIRST_RATING, EpisodeWindow, Ratings
 
 
 def test_ratings_are_those_worked_by_hand() -> None:
@@ -37,7 +36,7 @@ def test_points_are_won_from_the_opponent() -> None:
     started = Ratings(4, 1)
     for version in range(4):
         started.add(0, 0, version, 0.5)
-    assert total == pytest.approx(5 * FIRST, abs=300), "only a version's first rating adds points"
+    assert total == pytest.approx(5 * FIRST_RATING, abs=300), "only a version's first rating adds points"
 
 
 def test_a_stronger_policy_rises_above_its_versions() -> None:

@@ -8,14 +8,14 @@ import sys
 import pytest
 from waiting import wait_until
 
-from asyncrl.run import resources
-from asyncrl.run.resources import ResourceMeter
+from asyncrl.run import machine
+from asyncrl.run.machine import ResourceMeter
 
 BUSY = "import sys; sys.stdout.write('x'); sys.stdout.flush()\nwhile True: pass"
 
 
 def test_a_busy_actor_uses_a_core_and_one_that_is_gone_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(machine, "MEASURE_SECONDS", 0.0)
     process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None and process.stdout.read(1) == b"x"
@@ -39,7 +39,7 @@ def test_a_busy_actor_uses_a_core_and_one_that_is_gone_none(monkeypatch: pytest.
 
 def test_processes_are_read_once_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(resources.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(machine.time, "monotonic", lambda: now[0])
     meter = ResourceMeter("cpu")
     first = meter.measure([])
     now[0] += 0.9
@@ -50,9 +50,14 @@ def test_processes_are_read_once_a_second_at_most(monkeypatch: pytest.MonkeyPatc
 
 def test_the_use_of_a_gpu_that_does_not_say_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(resources, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(resources, "gpu_bytes", lambda device: 7)
-    monkeypatch.setattr(resources, "gpu_utilization", lambda device: asked.append(device))
+
+    def utilization(device: str) -> int:
+        asked.append(device)
+        raise ModuleNotFoundError("pynvml")
+
+    monkeypatch.setattr(machine, "MEASURE_SECONDS", 0.0)
+    monkeypatch.setattr(machine.torch.cuda, "memory_reserved", lambda device: 7)
+    monkeypatch.setattr(machine.torch.cuda, "utilization", utilization)
     meter = ResourceMeter("cuda:1")
     for _ in range(3):
         assert meter.measure([])["system/gpu_bytes"] == 7

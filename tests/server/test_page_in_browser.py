@@ -28,8 +28,7 @@ from asyncrl.envs.video import VideoWriter
 from asyncrl.server.pages import load_page
 from asyncrl.show.evaluation_result import EvaluationFilm
 from asyncrl.show.group_statistics import GroupStatistics
-from asyncrl.show.metrics import EvaluationResult, Snapshot
-from asyncrl.show.opponents import OpponentRating
+from asyncrl.show.metrics import EvaluationResult, OpponentRating, Snapshot
 
 FINISHED: dict[str, Any] = {
     "state": "stopped",

@@ -22,8 +22,7 @@ from waiting import PATIENCE_SECONDS
 from asyncrl.errors import CheckpointError
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
 from asyncrl.storage import tensor_file
-from asyncrl.storage.checkpoint import CheckpointMeta, load, read_policy, save
-from asyncrl.storage.checkpoint_folder import CheckpointFolder
+from asyncrl.storage.checkpoint import CheckpointFolder, CheckpointMeta, load, read_policy, save
 
 SPEC = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2), 500, 475.0)
 META = CheckpointMeta(

@@ -25,8 +25,7 @@ from asyncrl.learning.learner import Learner
 from asyncrl.run import evaluate, saving, slow_stop
 from asyncrl.run.run import Run
 from asyncrl.run.saving import CheckpointSaver
-from asyncrl.storage.checkpoint import read_policy
-from asyncrl.storage.checkpoint_folder import CheckpointFolder
+from asyncrl.storage.checkpoint import CheckpointFolder, read_policy
 from asyncrl.trainer import running
 from asyncrl.trainer import trainer as trainer_module
 from asyncrl.trainer.trainer import SERVED_SECONDS

@@ -17,8 +17,7 @@ from waiting import PATIENCE_SECONDS
 from asyncrl import Trainer, errors
 from asyncrl.envs.source import EnvSource
 from asyncrl.policies import film
-from asyncrl.run.result import TrainResult
-from asyncrl.show.result_card import curve_html
+from asyncrl.run.result import TrainResult, curve_html
 
 
 @pytest.fixture(scope="module")

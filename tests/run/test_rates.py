@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from asyncrl.interfaces import Metrics
-from asyncrl.show.rates import RateMeter
+from asyncrl.run.reporting import RateMeter
 
 
 def counted(produced: int = 0, received: int = 0, consumed: int = 0, **others: Any) -> Metrics:
