@@ -138,7 +138,8 @@ class SequencePass:
         """Outputs `[B T, outputs]` of the trained rows."""
         size = self._batch.size
         length = self._batch.action.shape[0] // size
-        return self.output.unflatten(0, (size, -1))[:, :length].flatten(0, 1)
+        own: Tensor = self.output.unflatten(0, (size, -1))[:, :length]
+        return own.flatten(0, 1)
 
 
 def module_of(network: Network) -> RecurrentModule:
@@ -153,6 +154,5 @@ def module_of(network: Network) -> RecurrentModule:
 def outputs_without_memory(network: Network, obs: NDArray[np.float32], state_size: int) -> Tensor:
     """Outputs `[R, outputs]` of a recurrent network for `obs` `[R, inputs]`, with zero state."""
     rows = torch.from_numpy(obs).to(network.flat.device)
-    outputs: Tensor
-    outputs, _ = module_of(network)(rows, rows.new_zeros(rows.shape[0], state_size))
+    outputs: Tensor = module_of(network)(rows, rows.new_zeros(rows.shape[0], state_size))[0]
     return outputs
