@@ -35,8 +35,8 @@ SPECS = {
 }
 
 NAMES = sorted(name for name, record in ALGORITHMS.items() if record.update_loop != "segments")
-RECURRENT = ("vdn-gru", "qmix-lstm")
-"""Algorithms with an option `recurrent`, and its value."""
+RECURRENT = [("vdn-gru", "vector"), ("qmix-lstm", "image")]
+"""Algorithms with an option `recurrent` and its value, and the environment."""
 
 
 def class_of(name: str) -> Any:
@@ -46,10 +46,10 @@ def class_of(name: str) -> Any:
 
 CASES = [
     (name, kind)
-    for name in (*NAMES, *RECURRENT)
+    for name in NAMES
     for kind, spec in sorted(SPECS.items())
     if isinstance(spec.action, class_of(name).action_kinds)
-]
+] + RECURRENT
 
 pytestmark = pytest.mark.parametrize(("name", "kind"), CASES)
 
