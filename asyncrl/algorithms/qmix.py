@@ -22,6 +22,8 @@ from asyncrl.options import Count
 if TYPE_CHECKING:
     from torch import nn
 
+    from asyncrl.algorithms.value_decomposition_update import ValueDecompositionUpdate
+
 
 @dataclass(frozen=True, kw_only=True)
 class QMIX(ValueDecomposition):
@@ -47,3 +49,9 @@ class QMIX(ValueDecomposition):
         from asyncrl.algorithms.mixers import MonotoneMixer
 
         return MonotoneMixer(agents, state_size, self.mixing_size, self.hypernet_size)
+
+    def make_updater(self, spec: EnvSpec, device: str, seed: int) -> ValueDecompositionUpdate:
+        """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
+        from asyncrl.algorithms.value_decomposition_update import ValueDecompositionUpdate
+
+        return ValueDecompositionUpdate(self, spec, device, seed, loss=self.loss)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from asyncrl.algorithms.joint_staging import JointSequenceStage, JointStage
-    from asyncrl.algorithms.value_decomposition_update import ValueDecompositionUpdate
 
 
 def team_loss(
@@ -103,9 +102,3 @@ class ValueDecomposition(RecurrentQLearning):
         if self.recurrent == "none":
             return found
         return QLoss(found.loss, sequence_priorities(found.priorities, batch.trained, batch.size, self.eta))
-
-    def make_updater(self, spec: EnvSpec, device: str, seed: int) -> ValueDecompositionUpdate:
-        """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
-        from asyncrl.algorithms.value_decomposition_update import ValueDecompositionUpdate
-
-        return ValueDecompositionUpdate(self, spec, device, seed, loss=self.loss)

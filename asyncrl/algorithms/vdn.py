@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from asyncrl.algorithms.value_decomposition import ValueDecomposition
+from asyncrl.interfaces import EnvSpec
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from asyncrl.algorithms.value_decomposition_update import ValueDecompositionUpdate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,3 +30,9 @@ class VDN(ValueDecomposition):
         from asyncrl.algorithms.mixers import SumMixer
 
         return SumMixer()
+
+    def make_updater(self, spec: EnvSpec, device: str, seed: int) -> ValueDecompositionUpdate:
+        """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
+        from asyncrl.algorithms.value_decomposition_update import ValueDecompositionUpdate
+
+        return ValueDecompositionUpdate(self, spec, device, seed, loss=self.loss)
