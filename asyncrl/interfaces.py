@@ -674,3 +674,59 @@ class SequenceBatch(ReplayBatch):
             extras=_extra_arrays(batch_size, extra_fields),
             **_item_arrays(batch_size),
         )
+
+
+@dataclass(kw_only=True)
+class JointSequenceBatch(SequenceBatch):
+    """Batch of B joint sequences: those of all N agents of an environment over the same rows.
+
+    As `SequenceBatch`, with an axis N after axis 0 of `obs`, `begins`, `action`, `reward`, `discount`, `bootstrap`,
+    `trained` and the extras; the other arrays have one value per joint sequence. Returns, and the rows that they
+    bootstrap from, are each agent's own: they end with the agent's part in the episode. At least one agent acts in one
+    trained row of each item; an agent that waits in a row, having ended before, is not trained there.
+
+    Attributes:
+        state: `[B, U, state_values]` float32, the environment's state in each row; without columns if the rings hold
+            none.
+    """
+
+    state: NDArray[np.float32]
+
+    @classmethod
+    def allocate(
+        cls,
+        batch_size: int,
+        shape: SequenceShape,
+        spec: EnvSpec,
+        extra_fields: tuple[FieldSpec, ...] = (),
+        state_values: int = 0,
+    ) -> JointSequenceBatch:
+        """Create an uninitialised batch of `batch_size` joint sequences for this environment."""
+        agents = spec.num_agents
+        each = SequenceBatch.allocate(batch_size * agents, shape, spec, extra_fields)
+        one = SequenceBatch.allocate(batch_size, shape, spec)
+        own: dict[str, Any] = {name: _by_item(getattr(each, name), agents) for name in _OF_AGENT}
+        return cls(
+            **own,
+            **{name: getattr(one, name) for name in _OF_ITEM},
+            extras={name: _by_item(array, agents) for name, array in each.extras.items()},
+            state=np.empty((batch_size, shape.rows, state_values), np.float32),
+        )
+
+    def by_agent(self) -> SequenceBatch:
+        """Batch of the B N sequences: views, and copies of what all agents of an item share."""
+        agents = self.trained.shape[1]
+        own: dict[str, Any] = {name: _flattened(getattr(self, name)) for name in _OF_AGENT}
+        own |= {name: np.repeat(getattr(self, name), agents) for name in _OF_ITEM}
+        extras = {name: _flattened(array) for name, array in self.extras.items()}
+        return SequenceBatch(**own, extras=extras, progress=self.progress)
+
+
+_OF_AGENT = ("obs", "begins", "action", "reward", "discount", "bootstrap", "trained")
+_OF_ITEM = ("weight", "ids", "version", "policy_updates", "staleness")
+"""Arrays of a joint sequence that are each agent's, and those that all its agents share."""
+
+
+def _by_item(array: NDArray[Any], agents: int) -> NDArray[Any]:
+    """View `[B, N, ...]` of `[B N, ...]`."""
+    return array.reshape(-1, agents, *array.shape[1:])

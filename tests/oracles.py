@@ -307,6 +307,20 @@ def slow_sequence(twin: SlowReplay, key: tuple[int, int, int]) -> dict[str, Any]
     return wanted
 
 
+def slow_joint_sequence(twin: SlowReplay, key: tuple[int, int, int]) -> dict[str, Any]:
+    """Fields that a `JointSequenceBatch` must have for the joint sequence whose first agent's begins at `key`."""
+    ring, position, first = key
+    agents = [slow_sequence(twin, (ring, position, env)) for env in range(first, first + twin.num_agents)]
+    shared = ("version", "policy_updates")
+    wanted = {name: np.stack([agent[name] for agent in agents]) for name in agents[0] if name not in shared}
+    seen = twin.rows[ring][position : position + twin.sequence_rows]
+    if seen[0].state is not None:
+        wanted["state"] = np.stack(
+            [row.state[first // twin.num_agents] for row in seen if row.state is not None]
+        )
+    return wanted | {name: agents[0][name] for name in shared}
+
+
 def layers_of(sizes: tuple[int, ...], flat: NDArray[np.float32]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     """Weights `[inputs, outputs]` and biases `[outputs]` of a flat perceptron, float64; its head comes transposed."""
     layers, start = [], 0

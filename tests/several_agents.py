@@ -298,3 +298,41 @@ class Hidden(Parallel):
 
     def state(self) -> NDArray[np.float32]:
         return np.array([self.coin, self.steps], np.float32)
+
+
+class Password(Parallel):
+    """A game of memory: both agents see a cue in the first of five steps, and answer it in the last.
+
+    The team gets 1 if both are right, else -1. Without memory the best is to say always the same: 0 on average.
+    """
+
+    DELAY = 4
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode, ("first", "second"))
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(0, 1, (3,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.agents, self.steps = list(self.possible_agents), 0
+        self.cue = int(self.rng.integers(2))
+        return {name: self.observe(name, 0) for name in self.agents}, {name: {} for name in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        acted, over = self.agents, self.steps == self.DELAY
+        reward = (1.0 if all(a == self.cue for a in actions.values()) else -1.0) if over else 0.0
+        self.steps += 1
+        self.agents = [] if over else acted
+        rewards, ends = dict.fromkeys(acted, reward / 2), dict.fromkeys(acted, over)
+        infos: dict[str, Any] = {name: {} for name in acted}
+        return {n: self.observe(n, 0) for n in acted}, rewards, ends, dict.fromkeys(acted, False), infos
+
+    def observe(self, name: str, action: int) -> Any:
+        shown, asked = self.steps == 0, self.steps == self.DELAY
+        return np.array([shown and self.cue == 0, shown and self.cue == 1, asked], np.float32)

@@ -10,7 +10,7 @@ from asyncrl.algorithms.action_spaces import check_action_space
 from asyncrl.algorithms.hyperparameters import Hyperparameters
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.goals import GoalReward, goals_of, require_goals
-from asyncrl.interfaces import LONGEST_N_STEP, EnvSpec, FieldSpec
+from asyncrl.interfaces import LONGEST_N_STEP, EnvSpec, FieldSpec, SequenceShape
 from asyncrl.options import Coefficient, Count, Fraction, NotNegative, Positive, Range, Widths
 from asyncrl.protocols import UpdateLoopName
 
@@ -149,6 +149,11 @@ class OffPolicy(Hyperparameters):
                 "matmul_precision must be highest where an inference server acts in lockstep, whose products would "
                 f"have either precision by chance, got {self.matmul_precision}"
             )
+
+    @property
+    def sequence_shape(self) -> SequenceShape | None:
+        """Shape of the sequences that are sampled; None if single rows are."""
+        return None
 
     @property
     def sample_rows(self) -> int:

@@ -10,21 +10,20 @@ with their own weights. Sequences continue across the ends of episodes, with the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from asyncrl.acting.rescaling import EPSILON
-from asyncrl.algorithms.q_learning import QLearning, QLoss, huber
-from asyncrl.interfaces import EnvSpec, FieldSpec, SequenceShape
-from asyncrl.options import Count, Fraction, NotNegative, Positive
+from asyncrl.algorithms.q_learning import QLoss, huber
+from asyncrl.algorithms.recurrent_q_learning import RecurrentQLearning, sequence_priorities
+from asyncrl.interfaces import EnvSpec
+from asyncrl.options import Positive
 from asyncrl.protocols import UpdateLoopName
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from asyncrl.acting.policies import QLayout
-    from asyncrl.acting.recurrent import Cell
     from asyncrl.algorithms.r2d2_update import R2D2Update, StagedSequences
 
 
@@ -83,14 +82,12 @@ def r2d2_loss(
         next_value = next_value.clamp(batch.low, batch.high)
     target = batch.reward + batch.discount * next_value
     error = (rescale(target) if value_rescaling else target) - q.gather(1, batch.action)
-    size = (error.detach().abs() * batch.trained).view(batch.size, -1)
-    mean = size.sum(dim=1) / batch.trained.view(batch.size, -1).sum(dim=1)
-    priorities = eta * size.amax(dim=1) + (1.0 - eta) * mean
-    return QLoss((batch.weight * huber(error, huber_delta)).sum(), priorities.unsqueeze(1))
+    priorities = sequence_priorities(error, batch.trained, batch.size, eta)
+    return QLoss((batch.weight * huber(error, huber_delta)).sum(), priorities)
 
 
 @dataclass(frozen=True, kw_only=True)
-class R2D2(QLearning):
+class R2D2(RecurrentQLearning):
     """Hyper-parameters of R2D2: those of DQN and of sequences."""
 
     name: ClassVar[str] = "r2d2"
@@ -99,23 +96,8 @@ class R2D2(QLearning):
     recurrent: Literal["gru", "lstm"] = "lstm"
     """Recurrent cell between hidden layers and outputs: gru or lstm; its state is reset at episode starts."""
 
-    recurrent_size: Count = 64
-    """Outputs of the recurrent cell."""
-
-    sequence_length: Count = 40
-    """Trained rows of a sequence."""
-
-    burn_in: NotNegative = 20
-    """Rows before the trained ones, only used to recompute the recurrent state."""
-
-    sequence_period: Count | None = None
-    """Rows of a stream from the start of one sequence to the next; none: half of `sequence_length`."""
-
     batch_size: int = 32
     """Sequences per update."""
-
-    eta: Fraction = 0.9
-    """Weight of a sequence's largest error in its priority; the mean error has weight 1 - eta."""
 
     value_rescaling: bool = True
     """Learn returns on the scale h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x (Pohlen et al. 2018)."""
@@ -142,32 +124,6 @@ class R2D2(QLearning):
                 "cuda_graph must be off for r2d2, whose sequences are cut in varying shapes, got True"
             )
 
-    @property
-    def cell(self) -> Cell:
-        """Kind and size of the recurrent cell."""
-        from asyncrl.acting.recurrent import Cell
-
-        return Cell(self.recurrent, self.recurrent_size)
-
-    @property
-    def sequence_shape(self) -> SequenceShape:
-        """Shape of a sequence, and the period at which sequences begin."""
-        period = self.sequence_period or max(1, self.sequence_length // 2)
-        return SequenceShape(self.burn_in, self.sequence_length, period, self.n_step, self.gamma)
-
-    @property
-    def sample_rows(self) -> int:
-        """See `OffPolicy.sample_rows`."""
-        return self.sequence_shape.ahead + self.sequence_shape.period
-
-    def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
-        """Field of the recurrent state before the row's observation."""
-        return (self.cell.field,)
-
-    def layout(self, spec: EnvSpec) -> QLayout:
-        """Shape and weight order of the learner's network. Raises `SpacesDoNotFit`."""
-        return replace(super().layout(spec), network=self.network_for(spec), cell=self.cell)
-
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> R2D2Update:
         """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.r2d2_update import R2D2Update
@@ -179,5 +135,7 @@ class R2D2(QLearning):
             value_rescaling=self.value_rescaling,
             eta=self.eta,
         )
+        shape = self.sequence_shape
+        assert shape is not None, "there is a cell"
         values = rescale_inverse if self.value_rescaling else lambda q: q
-        return R2D2Update(self, spec, device, seed, shape=self.sequence_shape, loss=loss, values=values)
+        return R2D2Update(self, spec, device, seed, shape=shape, loss=loss, values=values)

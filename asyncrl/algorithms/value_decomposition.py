@@ -9,16 +9,20 @@ f is a *mixer* that does not decrease in any Q_a, so that the best joint action 
 et al. 2018, eq. 4), and each acts by its own observation alone, like an agent of DQN. The team is paid the sum of the
 agents' rewards. The state s is the environment's, or the observations of all agents (`central_state`).
 
+With `recurrent` the agents have a memory, in the paper a GRU, and learn from joint sequences: the rows of all agents
+over the same steps. The loss is then the sum over the rows of a sequence after its burn-in in which an agent acts.
+
 Mixers, networks and the update are in `value_decomposition_update.py`, which imports torch; this module does not.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncrl.algorithms.action_spaces import check_agents
-from asyncrl.algorithms.q_learning import QLearning, QLoss, huber
+from asyncrl.algorithms.q_learning import QLoss, huber
+from asyncrl.algorithms.recurrent_q_learning import RecurrentQLearning, sequence_priorities
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import Positive
 from asyncrl.protocols import UpdateLoopName
@@ -26,11 +30,15 @@ from asyncrl.protocols import UpdateLoopName
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from asyncrl.algorithms.joint_staging import JointStage
+    from asyncrl.algorithms.joint_staging import JointSequenceStage, JointStage
 
 
 def team_loss(
-    q_tot: Tensor, next_q_tot: Tensor, batch: JointStage, huber_delta: float | None, bound_targets: bool
+    q_tot: Tensor,
+    next_q_tot: Tensor,
+    batch: JointStage | JointSequenceStage,
+    huber_delta: float | None,
+    bound_targets: bool,
 ) -> QLoss:
     """Weighted Huber loss of the joint temporal-difference errors, which are also the priorities.
 
@@ -40,7 +48,7 @@ def team_loss(
     every agent's own best one. A sum over the batch, because `batch.weight` is divided by B.
 
     Args:
-        q_tot: Q_tot(s, u; theta) `[B, 1]`.
+        q_tot: Q_tot(s, u; theta) `[B, 1]`, of joint sequences `[B T, 1]` like all columns.
         next_q_tot: Q_tot(s', u'; theta-) `[B, 1]`.
         batch: `reward` is the team's; `discount` is gamma^n, or 0 if no agent goes on.
         huber_delta: error above which the loss is linear; None is the squared loss.
@@ -54,8 +62,8 @@ def team_loss(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValueDecomposition(QLearning):
-    """Options common to VDN and QMIX: those of DQN without its heads, on joint transitions."""
+class ValueDecomposition(RecurrentQLearning):
+    """Options common to VDN and QMIX: those of DQN without its heads, on joint transitions or joint sequences."""
 
     update_loop: ClassVar[UpdateLoopName] = "joint"
     needs_agents: ClassVar[bool] = True
@@ -65,7 +73,7 @@ class ValueDecomposition(QLearning):
     exploration_steps: int = 50_000
 
     batch_size: int = 64
-    """Joint transitions per update, each of all agents."""
+    """Joint transitions per update, each of all agents; with `recurrent` joint sequences."""
 
     huber_delta: Positive | None = 1.0
     """Threshold of the Huber loss; none is the squared loss."""
@@ -88,6 +96,9 @@ class ValueDecomposition(QLearning):
         """Make the mixer: a module from action values `[B, agents]` and states `[B, state_size]` to `[B, 1]`."""
         raise NotImplementedError
 
-    def loss(self, q_tot: Tensor, next_q_tot: Tensor, batch: JointStage) -> QLoss:
-        """`team_loss` with the options of this record."""
-        return team_loss(q_tot, next_q_tot, batch, self.huber_delta, self.bound_targets)
+    def loss(self, q_tot: Tensor, next_q_tot: Tensor, batch: Any) -> QLoss:
+        """`team_loss` with the options of this record, and the priorities of joint sequences."""
+        found = team_loss(q_tot, next_q_tot, batch, self.huber_delta, self.bound_targets)
+        if self.recurrent == "none":
+            return found
+        return QLoss(found.loss, sequence_priorities(found.priorities, batch.trained, batch.size, self.eta))

@@ -1,12 +1,15 @@
 """Update of VDN and QMIX: the agents' network and the mixer, their target, and one optimiser.
 
 The agents share one network. It and the mixer are consecutive parts of one flat vector, so that one call of Adam moves
-both. Autograd runs from the loss through the mixer to the outputs of the agents' network, which continues by hand.
+both. Autograd runs from the loss through the mixer to the outputs of the agents' network, which continues by hand. A
+recurrent network continues by autograd: an item is then a row of a joint sequence, and one backward pass goes through
+all rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.acting.modules import MAKING, flat_size, tensors_of
-from asyncrl.algorithms.joint_staging import JointStage, of_state
+from asyncrl.algorithms.joint_staging import JointSequenceStage, JointStage, of_state
 from asyncrl.algorithms.q_learning import QLoss
 from asyncrl.algorithms.replay_update import ReplayUpdate
+from asyncrl.algorithms.sequence_pass import SequencePass, module_of, outputs_without_memory
 from asyncrl.algorithms.value_decomposition import ValueDecomposition
 from asyncrl.interfaces import EnvSpec
 from asyncrl.networks.architecture import Architecture
@@ -32,7 +36,7 @@ class ValueDecompositionUpdate(ReplayUpdate):
     Args:
         config, spec, device: see `ReplayUpdate`.
         seed: seed of the initial weights, which are the same on every device.
-        loss: function of `(q_tot, next_q_tot, batch)`, both `[B, 1]`.
+        loss: function of `(q_tot, next_q_tot, batch)`, both `[B, 1]`, of joint sequences `[B T, 1]`.
     """
 
     config: ValueDecomposition
@@ -54,7 +58,7 @@ class ValueDecompositionUpdate(ReplayUpdate):
         device: str = "cpu",
         seed: int = 0,
         *,
-        loss: Callable[[Tensor, Tensor, JointStage], QLoss],
+        loss: Callable[[Tensor, Tensor, Any], QLoss],
     ) -> None:
         self.layout = config.layout(spec)
         super().__init__(config, spec, device, self.layout)
@@ -91,24 +95,28 @@ class ValueDecompositionUpdate(ReplayUpdate):
         self.vector = FlatVector(self._flat, gradient, shared=shared, buffers=buffers)
         self.vector.moments = (self._optimizer.moments,)
 
-    def _staged(self, size: int) -> JointStage:
-        return JointStage(
-            size,
-            self.spec,
-            self.device,
-            self.config.reward_scale,
-            self.bounds,
-            self.statistics,
-            state_values=self.state_values,
-            state_statistics=self.state_statistics,
-        )
+    def _staged(self, size: int) -> JointStage | JointSequenceStage:
+        shape = self.config.sequence_shape
+        options: dict[str, Any] = {
+            "spec": self.spec,
+            "device": self.device,
+            "reward_scale": self.config.reward_scale,
+            "bounds": self.bounds,
+            "statistics": self.statistics,
+            "state_values": self.state_values,
+            "state_statistics": self.state_statistics,
+        }
+        return JointStage(size, **options) if shape is None else JointSequenceStage(size, shape, **options)
 
-    def _make_buffers(self, batch: JointStage) -> JointBuffers:
+    def _make_buffers(self, batch: JointStage | JointSequenceStage) -> JointBuffers | JointSequenceBuffers:
+        if isinstance(batch, JointSequenceStage):
+            return JointSequenceBuffers(batch, self)
         return JointBuffers(batch, self)
 
-    def _update(self, buffers: JointBuffers) -> Tensor | None:
+    def _update(self, buffers: JointBuffers | JointSequenceBuffers) -> Tensor | None:
         config = self.config
         buffers.online.forward()
+        buffers.target.forward()
         next_q_tot = self._next_q_tot(buffers)
         with torch.enable_grad():
             out = buffers.out.detach().requires_grad_()
@@ -127,20 +135,20 @@ class ValueDecompositionUpdate(ReplayUpdate):
             self._target_flat.copy_(self._flat)
         return result.priorities if config.prioritized else None
 
-    def _q_tot(self, out: Tensor, batch: JointStage) -> Tensor:
-        """Q_tot(s, u; theta) `[B, 1]` for the agents' outputs `[B N, A]`; an agent that waits has the value 0."""
-        q = out.gather(1, batch.action).view_as(batch.acts) * batch.acts
+    def _q_tot(self, out: Tensor, batch: JointStage | JointSequenceStage) -> Tensor:
+        """Q_tot(s, u; theta) of every item for the agents' outputs by row; an agent that waits has the value 0."""
+        q = batch.by_item(out.gather(1, batch.action)) * batch.acts
         q_tot: Tensor = self._mixer.modules[0](q, batch.state)
         return q_tot
 
-    def _next_q_tot(self, buffers: JointBuffers) -> Tensor:
-        """Q_tot(s', u'; theta-) `[B, 1]`, u' of the online network for double Q-learning, else of the target."""
-        batch, next_out = buffers.batch, buffers.target.forward()
+    def _next_q_tot(self, buffers: JointBuffers | JointSequenceBuffers) -> Tensor:
+        """Q_tot(s', u'; theta-) of every item, u' of the online network for double Q-learning, else of the target."""
+        batch, next_out = buffers.batch, buffers.target_out
         values = buffers.next_out if self.config.double else next_out
         if batch.next_mask is not None:
             values = values.masked_fill(~batch.next_mask, -torch.inf)
         best = values.argmax(dim=1, keepdim=True)
-        q = next_out.gather(1, best).view_as(batch.goes_on) * batch.goes_on
+        q = batch.by_item(next_out.gather(1, best)) * batch.goes_on
         q_tot: Tensor = self._target_mixer.modules[0](q, batch.next_state)
         return q_tot
 
@@ -150,10 +158,13 @@ class ValueDecompositionUpdate(ReplayUpdate):
 
     @torch.no_grad()
     def action_values(self, obs: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Action values `[R, A]` of an agent's `obs` `[R, inputs]`; for tests and diagnostics."""
-        values: NDArray[np.float32] = (
-            self._online.make_pass(torch.from_numpy(obs).to(self.device)).forward().cpu().numpy().copy()
-        )
+        """Action values `[R, A]` of an agent's `obs` `[R, inputs]`, with zero state; for tests and diagnostics."""
+        cell = self.layout.cell
+        if cell is not None:
+            out = outputs_without_memory(self._online, obs, cell.state_size)
+        else:
+            out = self._online.make_pass(torch.from_numpy(obs).to(self.device)).forward()
+        values: NDArray[np.float32] = out.cpu().numpy().copy()
         return values
 
     @torch.no_grad()
@@ -189,6 +200,7 @@ class JointBuffers:
         online: pass over obs and next_obs (double Q-learning) or obs, with a gradient for obs.
         target: pass over next_obs.
         out, next_out: outputs `[B N, A]` of `online` for obs and next_obs.
+        target_out: outputs `[B N, A]` of `target`.
         loss, q_tot: of the last update, a scalar and `[B, 1]`.
     """
 
@@ -214,3 +226,45 @@ class JointBuffers:
     def next_out(self) -> Tensor:
         """See the class docstring."""
         return self.online.output[self._count :]
+
+    @property
+    def target_out(self) -> Tensor:
+        """See the class docstring."""
+        return self.target.output
+
+
+class JointSequenceBuffers:
+    """Buffers of an update for one number of joint sequences, as `JointBuffers`.
+
+    Attributes:
+        batch: the batch on the device; `stage` fills it.
+        online: pass over the B N sequences, with a gradient for the trained rows.
+        target: pass over the same rows.
+        out: outputs `[B N T, A]` of `online` for the trained rows.
+        next_out, target_out: outputs `[B N T, A]` of `online` and of `target` for the rows they bootstrap from.
+        loss, q_tot: of the last update, a scalar and `[B T, 1]`.
+    """
+
+    loss: Tensor
+    q_tot: Tensor
+
+    def __init__(self, batch: JointSequenceStage, update: ValueDecompositionUpdate) -> None:
+        self.batch, self.stage = batch, batch.stage
+        online, target = module_of(update._online), module_of(update._target)
+        self.online = SequencePass(online, batch.rows, update._gradient, update.precision)
+        self.target = SequencePass(target, batch.rows, None, update.precision)
+
+    @property
+    def out(self) -> Tensor:
+        """See the class docstring."""
+        return self.online.trained
+
+    @property
+    def next_out(self) -> Tensor:
+        """See the class docstring."""
+        return self.online.output.index_select(0, self.batch.rows.bootstrap)
+
+    @property
+    def target_out(self) -> Tensor:
+        """See the class docstring."""
+        return self.target.output.index_select(0, self.batch.rows.bootstrap)

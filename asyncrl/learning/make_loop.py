@@ -3,7 +3,8 @@
     update_loop   rows are                                 class
     replay        sampled in place, repeatedly             `RelaxedReplayLoop`, or `LockstepReplayLoop` in lockstep
     sequences     the same, in sequences                   the same
-    joint         the same, rows of all agents             the same
+    joint         the same, rows of all agents, or their   the same
+                  sequences (`sequence_shape`)
     segments      taken as segments, in order of arrival   `SegmentLoop`
     dataset       those of a dataset, without any actor    `DatasetLoop`
 
@@ -21,7 +22,14 @@ import numpy as np
 from asyncrl.acting.agent_policies import own_record
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.goals import GoalRewards
-from asyncrl.interfaces import AgentPolicy, Batch, EnvSpec, JointBatch, SequenceBatch
+from asyncrl.interfaces import (
+    AgentPolicy,
+    Batch,
+    EnvSpec,
+    JointBatch,
+    JointSequenceBatch,
+    SequenceBatch,
+)
 from asyncrl.learning.dataset_loop import DatasetLoop
 from asyncrl.learning.lockstep_replay import LockstepReplayLoop
 from asyncrl.learning.mirror import ObservationMirror, make_mirror
@@ -31,6 +39,7 @@ from asyncrl.learning.update_loop import LoopOptions, UpdateLoop
 from asyncrl.replay.dataset_replay import DatasetReplay, MixedReplay
 from asyncrl.replay.hindsight import Hindsight
 from asyncrl.replay.joint_replay import JointReplay
+from asyncrl.replay.joint_sequence_replay import JointSequenceReplay
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.policy_replays import PolicyBatch, PolicyReplays
 from asyncrl.replay.priority_rules import PriorityRules
@@ -117,7 +126,7 @@ def _replay_of(
     goal_rewards: GoalRewards | None,
     demonstrations: tuple[DatasetReplay, float] | None,
 ) -> tuple[RingReplay[Any], Batch | SequenceBatch]:
-    """Replay of transitions, joint transitions or sequences, and a batch for what it samples.
+    """Replay of transitions or sequences, of single or all agents, and a batch for what it samples.
 
     Of `demonstrations`, a replay and its share, the last items of every batch are drawn.
     """
@@ -127,12 +136,14 @@ def _replay_of(
         "rng": rng,
     }
     seen, fields = algorithm.stacked_spec(spec), algorithm.extra_fields(spec)
+    shape, states = algorithm.sequence_shape, rings[0].layout.state_values
+    if algorithm.update_loop == "joint" and shape is not None:
+        of_team = JointSequenceReplay(rings, shape=shape, **options)
+        return of_team, JointSequenceBatch.allocate(algorithm.batch_size, shape, seen, fields, states)
     if algorithm.update_loop == "joint":
         joint = JointReplay(rings, n_step=algorithm.n_step, gamma=algorithm.gamma, **options)
-        states = rings[0].layout.state_values
         return joint, JointBatch.allocate(algorithm.batch_size, seen, fields, states)
     if algorithm.update_loop == "sequences":
-        shape = algorithm.sequence_shape
         replay = SequenceReplay(rings, shape=shape, **options)
         return replay, SequenceBatch.allocate(algorithm.batch_size, shape, seen, fields)
     transitions = _transitions(algorithm, goal_rewards)

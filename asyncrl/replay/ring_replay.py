@@ -13,7 +13,7 @@ from typing import ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.interfaces import Batch, JointBatch, SequenceBatch, SequenceShape
+from asyncrl.interfaces import Batch, JointBatch, JointSequenceBatch, SequenceBatch, SequenceShape
 from asyncrl.replay import rows, sampling
 from asyncrl.replay import tables as table
 from asyncrl.replay.priority_rules import PriorityRules
@@ -23,7 +23,7 @@ from asyncrl.shm import RingReader
 from asyncrl.shm.ring import PUBLISHED
 
 _BATCHES_KNOWN = 8  # a learner has one or two; the limit bounds the memory if new ones are made each time
-B = TypeVar("B", Batch, JointBatch, SequenceBatch)
+B = TypeVar("B", Batch, JointBatch, SequenceBatch, JointSequenceBatch)
 
 
 class RingReplay(ABC, Generic[B]):

@@ -183,7 +183,10 @@ def decide_rows(
 def decide_joint_rows(
     leaves: Leaves, nodes: Nodes, first_group: Words, rings: Words, state: Words, numbers: Numbers, ring: int
 ) -> None:
-    """`decide_rows` for items that are a row of all agents of an environment: their priority is at the first agent."""
+    """`decide_rows` for items of all agents of an environment, rows or sequences: their priority is at the first agent.
+
+    One agent that acts in one row suffices. Returns are stored of single rows only.
+    """
     slots, streams, agents = state[NUM_SLOTS], state[NUM_ENVS], state[NUM_AGENTS]
     start, stop = rings[ring, DECIDED], rings[ring, SEEN] - state[AHEAD]
     if stop <= start:
@@ -193,11 +196,18 @@ def decide_joint_rows(
     incarnation = int32s(rings[ring, INCARNATION], slots)
     for row in range(start, stop):
         leaf_of_row = (ring * slots + (row & (slots - 1))) << state[ENV_BITS]
+        begin, end = row + state[BURN_IN], row + state[BURN_IN] + state[LENGTH]
+        if row % state[PERIOD] != 0:
+            end = begin  # no sequence begins here
         for first in range(0, streams, agents):
             trained = False
             for stream in range(first, first + agents):
-                acts = is_trained(flags, incarnation, stream * slots, row)
+                acts = False
+                for at in range(begin, end):
+                    acts |= is_trained(flags, incarnation, stream * slots, at)
                 trained |= acts
+                if state[RETURNS] == 0:
+                    continue
                 if acts:
                     write_return(rings, state, numbers[GAMMA], ring, row, stream, leaf_of_row + stream)
                 else:

@@ -76,8 +76,8 @@ class SequenceReplay(RingReplay[SequenceBatch]):
 
 
 @inlined
-def copy_sequence(rings: Words, state: Words, row_id: int, batch: Words, i: int) -> None:
-    """Fill `obs`, `action` and the extra fields of item i."""
+def copy_sequence(rings: Words, state: Words, row_id: int, batch: Words, i: int, to_extra: int) -> None:
+    """Fill `obs`, `action` and, from the batch's word `to_extra` on, the extra fields of item i."""
     ring, position, env = split_id(state, row_id)
     here, slots, rows = np.uintp(ring), state[NUM_SLOTS], state[AHEAD] + 1
     stream, obs, obs_bytes, frames = env * slots, rings[here, OBS], state[OBS_BYTES], state[STACK]
@@ -97,12 +97,12 @@ def copy_sequence(rings: Words, state: Words, row_id: int, batch: Words, i: int)
     for extra in range(state[NUM_EXTRAS]):
         row_bytes = state[EXTRA_BYTES + extra]
         of = rings[here, EXTRA + extra] + (stream + (position & (slots - 1))) * row_bytes
-        copy_bytes(batch[TO_STATE + extra] + i * row_bytes, of, row_bytes)
+        copy_bytes(batch[to_extra + extra] + i * row_bytes, of, row_bytes)
 
 
 @inlined
 def cut_sequence(rings: Words, state: Words, gamma: float, row_id: int, batch: Words, i: int) -> None:
-    """Fill `begins`, `reward`, `discount`, `bootstrap`, `trained`, `version` and `policy_updates` of item i."""
+    """Fill `begins`, `reward`, `discount`, `bootstrap` and `trained` of item i."""
     ring, position, env = split_id(state, row_id)
     here, slots, rows, length = np.uintp(ring), state[NUM_SLOTS], state[AHEAD] + 1, state[LENGTH]
     stream, steps = env * slots, slots * state[NUM_ENVS]
@@ -126,6 +126,13 @@ def cut_sequence(rings: Words, state: Words, gamma: float, row_id: int, batch: W
             )
         trained[k], bootstrap[k] = int(trains), row + ahead
         reward[k], discount[k] = total, factor
+
+
+@inlined
+def copy_version(rings: Words, state: Words, row_id: int, batch: Words, i: int) -> None:
+    """Fill `version` and `policy_updates` of item i."""
+    ring, position, _ = split_id(state, row_id)
+    here, slots = np.uintp(ring), state[NUM_SLOTS]
     slot = np.uintp(position & (slots - 1))
     version, updates = int64s(batch[TO_VERSION] + i * 8, 1), int64s(batch[TO_UPDATES] + i * 8, 1)
     version[0] = int64s(rings[here, VERSION], slots)[slot]
@@ -157,5 +164,6 @@ def sample_sequences(
     size = work.shape[1]
     ids = int64s(batch[TO_IDS], size)
     for i in range(size):
-        copy_sequence(rings, state, ids[i], batch, i)
+        copy_sequence(rings, state, ids[i], batch, i, TO_STATE)
         cut_sequence(rings, state, numbers[GAMMA], ids[i], batch, i)
+        copy_version(rings, state, ids[i], batch, i)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.interfaces import Batch, JointBatch, SequenceBatch, SequenceShape
+from asyncrl.interfaces import Batch, JointBatch, JointSequenceBatch, SequenceBatch, SequenceShape
 from asyncrl.replay.handles import address_of
 from asyncrl.shm import RingReader
 from asyncrl.shm.kernel import inlined
@@ -54,7 +54,7 @@ Numbers = NDArray[np.float64]
 GAMMA, ALPHA, EPSILON, FIRST, PRESENT, PREVIOUS = range(6)
 
 # Words of `state`: constants, then counters, then the bytes of each extra field. AHEAD is `SequenceShape.ahead`,
-# RETURNS the address of the stored returns (see `gather.py`); JOINT is 1 if an item is a row of all agents of an
+# RETURNS the address of the stored returns (see `gather.py`), 0 without; JOINT is 1 if an item is of all agents of an
 # environment (see `joint_replay.py`), and STATE_BYTES the bytes of an environment's state in a row.
 TREE_BITS, ENV_BITS, NUM_ENVS, NUM_SLOTS, N_STEP, STACK, OBS_BYTES, ACTION_BYTES, NUM_EXTRAS = range(9)
 BURN_IN, LENGTH, PERIOD, AHEAD, RETURNS, NUM_AGENTS, JOINT, STATE_BYTES = range(9, 17)
@@ -76,6 +76,8 @@ WINDOW, CALLS, EXTRA_BYTES = range(24, 27)
 ) = range(10)
 # Of a `SequenceBatch`: `bootstrap` has the index of `next_obs`, and extras come later.
 TO_BOOTSTRAP, TO_BEGINS, TO_TRAINED, TO_STATE = TO_NEXT_OBS, 9, 10, 11
+# Of a `JointSequenceBatch`: as of a `SequenceBatch`, then `state`, then the extras.
+TO_GLOBAL_ROWS, TO_JOINT_STATE = 11, 12
 # Of a `JointBatch`: `trained`, `state`, `next_state`, then the extras.
 TO_ACTING, TO_GLOBAL, TO_NEXT_GLOBAL, TO_JOINT_EXTRA = 9, 10, 11, 12
 
@@ -140,6 +142,7 @@ _COMMON_NAMES = ("weight", "ids", "version", "policy_updates")
 _NAMES = ("obs", "action", "reward", "discount", "next_obs", *_COMMON_NAMES)
 _JOINT_NAMES = (*_NAMES, "trained", "state", "next_state")
 _SEQUENCE_NAMES = ("obs", "action", "reward", "discount", "bootstrap", *_COMMON_NAMES, "begins", "trained")
+_JOINT_SEQUENCE_NAMES = (*_SEQUENCE_NAMES, "state")
 
 
 class BatchTable:
@@ -165,10 +168,13 @@ class BatchTable:
         size, spec, fields = batch.size, ring.layout.spec.stacked(frame_stack), ring.layout.extra_fields
         like: Batch | SequenceBatch
         names: tuple[str, ...]
-        if isinstance(batch, SequenceBatch):
+        states = ring.layout.state_values
+        if isinstance(batch, JointSequenceBatch):
+            like = JointSequenceBatch.allocate(size, shape, spec, fields, states)
+            names = _JOINT_SEQUENCE_NAMES
+        elif isinstance(batch, SequenceBatch):
             like, names = SequenceBatch.allocate(size, shape, spec, fields), _SEQUENCE_NAMES
         elif isinstance(batch, JointBatch):
-            states = ring.layout.state_values
             like, names = JointBatch.allocate(size, spec, fields, states), _JOINT_NAMES
         else:
             like, names = Batch.allocate(size, spec, fields), _NAMES

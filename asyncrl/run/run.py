@@ -396,11 +396,13 @@ class Run:
         """
         algorithm = self.algorithm
         sequences, joint = "asyncrl.replay.sequence_replay", "asyncrl.replay.joint_replay"
+        joint_sequences = "asyncrl.replay.joint_sequence_replay"
+        of_team = joint if getattr(algorithm, "sequence_shape", None) is not None else joint_sequences
         replay = {
             "segments": ("asyncrl.replay",),
-            "replay": (sequences, joint),
-            "sequences": (joint,),
-            "joint": (sequences,),
+            "replay": (sequences, joint, joint_sequences),
+            "sequences": (joint, joint_sequences),
+            "joint": (sequences, of_team),
         }
         without: tuple[str, ...] = replay.get(algorithm.update_loop, ())
         if not is_served(algorithm):

@@ -44,6 +44,8 @@ FIXED = {
     "hidden_sizes": NETWORK,
     "value_hidden_sizes": NETWORK,
     "critic_hidden_sizes": NETWORK,
+    "mixing_size": NETWORK,
+    "hypernet_size": NETWORK,
     "activation": NETWORK,
     "dueling": NETWORK,
     "noisy": NETWORK,

@@ -15,6 +15,7 @@ from asyncrl.interfaces import (
     DiscreteAction,
     EnvSpec,
     JointBatch,
+    JointSequenceBatch,
     SequenceBatch,
     SequenceShape,
 )
@@ -34,25 +35,37 @@ SPECS = {
 }
 
 NAMES = sorted(name for name, record in ALGORITHMS.items() if record.update_loop != "segments")
+RECURRENT = [("vdn-gru", "vector"), ("qmix-lstm", "image")]
+"""Algorithms with an option `recurrent` and its value, and the environment."""
+
+
+def class_of(name: str) -> Any:
+    """Record of an algorithm; "vdn-gru" is VDN with a GRU."""
+    return ALGORITHMS[name.split("-")[0]]
+
+
 CASES = [
     (name, kind)
     for name in NAMES
     for kind, spec in sorted(SPECS.items())
-    if isinstance(spec.action, ALGORITHMS[name].action_kinds)
-]
+    if isinstance(spec.action, class_of(name).action_kinds)
+] + RECURRENT
 
 pytestmark = pytest.mark.parametrize(("name", "kind"), CASES)
 
 
 def spec_of(name: str, kind: str) -> EnvSpec:
     """Environment of that kind, of three agents if the algorithm needs several."""
-    agents = tuple(map(Agent, "abc")) if ALGORITHMS[name].needs_agents else ()
+    agents = tuple(map(Agent, "abc")) if class_of(name).needs_agents else ()
     return dataclasses.replace(SPECS[kind], agents=agents)
 
 
 def record(name: str, **overrides: Any) -> Algorithm:
     sizes: dict[str, Any] = {"hidden_sizes": (16, 16), "batch_size": SIZE}
-    if ALGORITHMS[name].update_loop == "sequences":
+    name, _, cell = name.partition("-")
+    if cell:
+        sizes |= {"recurrent": cell}
+    if cell or ALGORITHMS[name].update_loop == "sequences":
         sizes |= {"recurrent_size": 12, "sequence_length": 4, "burn_in": 3, "n_step": 2}
     if name == "crossq":  # 512 wide by default
         sizes |= {"critic_hidden_sizes": (16, 16)}
@@ -92,11 +105,13 @@ def observations(spec: EnvSpec, count: int, rng: np.random.Generator) -> np.ndar
 
 
 def filled_batch(algorithm: Any, spec: EnvSpec, seed: int = 0, size: int = SIZE) -> Any:
-    """A batch of random transitions, of random sequences, or of joint transitions with agents that wait."""
+    """A batch of random transitions or sequences, of one agent or of all, of whom some wait."""
     rng = np.random.default_rng(seed)
     fields = algorithm.extra_fields(spec)
     if algorithm.update_loop == "sequences":
         return filled_sequences(algorithm.sequence_shape, spec, fields, rng, size)
+    if algorithm.update_loop == "joint" and algorithm.sequence_shape is not None:
+        return filled_joint_sequences(algorithm.sequence_shape, spec, fields, rng, size)
     if algorithm.update_loop == "joint":
         return filled_joint(spec, fields, rng, size)
     batch = Batch.allocate(size, spec, fields)
@@ -120,6 +135,26 @@ def filled_sequences(
     rows = shape.burn_in + np.arange(shape.length)
     batch.bootstrap[:] = rows + rng.integers(1, shape.n_step + 1, batch.bootstrap.shape)
     fill_rest(batch, rng)
+    return batch
+
+
+def filled_joint_sequences(
+    shape: SequenceShape, spec: EnvSpec, fields: Any, rng: np.random.Generator, size: int, states: int = 0
+) -> JointSequenceBatch:
+    """Joint sequences whose agents wait now and then, each from the random sequences of one agent."""
+    batch = JointSequenceBatch.allocate(size, shape, spec, fields, states)
+    each = filled_sequences(shape, spec, fields, rng, size * spec.num_agents)
+    each.reward[:], each.discount[:] = each.reward * each.trained, each.discount * each.trained
+    row = np.broadcast_to(shape.burn_in + np.arange(shape.length), each.bootstrap.shape)
+    each.bootstrap[~each.trained] = row[~each.trained]
+    for name in ("obs", "begins", "action", "reward", "discount", "bootstrap", "trained"):
+        to = getattr(batch, name)
+        to[:] = getattr(each, name).reshape(to.shape)
+    for name, values in batch.extras.items():
+        values[:] = each.extras[name].reshape(values.shape)
+    batch.weight[:] = rng.random(size)
+    batch.ids[:], batch.version[:], batch.policy_updates[:] = np.arange(size), 0, 0
+    batch.state[:] = rng.normal(size=batch.state.shape)
     return batch
 
 
@@ -165,10 +200,10 @@ def weights_of(core: ReplayUpdater) -> np.ndarray:
 
 def test_record_is_frozen_picklable_and_documented(name: str, kind: str) -> None:
     algorithm = record(name)
-    assert algorithm.name == name and pickle.loads(pickle.dumps(algorithm)) == algorithm
+    assert algorithm.name == name.split("-")[0] and pickle.loads(pickle.dumps(algorithm)) == algorithm
     with pytest.raises(dataclasses.FrozenInstanceError):
         algorithm.batch_size = 3  # type: ignore[attr-defined]
-    for option in option_help(ALGORITHMS[name]).values():
+    for option in option_help(class_of(name)).values():
         assert option.help.endswith("."), option.name
 
 
@@ -306,7 +341,7 @@ def test_state_is_a_copy_and_foreign_state_is_refused(name: str, kind: str) -> N
 
 def test_permuted_batch_gives_permuted_priorities(name: str, kind: str) -> None:
     """Noise in the targets belongs to a place in the batch, so it is removed."""
-    if ALGORITHMS[name].update_loop == "dataset":
+    if class_of(name).update_loop == "dataset":
         pytest.skip("a dataset is sampled uniformly")
     algorithm, spec = record(name, prioritized=True), spec_of(name, kind)
     batch, order = filled_batch(algorithm, spec), np.random.default_rng(5).permutation(SIZE)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles import SlowReplay, SlowRow, slow_joint, slow_sequence
+from oracles import SlowReplay, SlowRow, slow_joint, slow_joint_sequence, slow_sequence
 
 from asyncrl.interfaces import (
     FROZEN,
@@ -24,10 +24,11 @@ from asyncrl.interfaces import (
     EnvSpec,
     FieldSpec,
     JointBatch,
+    JointSequenceBatch,
     SequenceBatch,
     SequenceShape,
 )
-from asyncrl.replay import JointReplay, PrioritizedReplay, SequenceReplay
+from asyncrl.replay import JointReplay, JointSequenceReplay, PrioritizedReplay, SequenceReplay
 from asyncrl.replay.hindsight import Hindsight
 from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.tables import ID_BITS, IGNORED, RETIRED
@@ -232,6 +233,27 @@ class JointRig(Rig):
                 np.testing.assert_array_equal(found[i], wanted, err_msg=f"{name} of {key}")
 
 
+class JointSequenceRig(Rig):
+    """A rig whose replay holds joint sequences."""
+
+    def batch(self, size: int) -> Any:
+        """A batch of joint sequences of the replay's size."""
+        layout = self.replay.rings[0].layout
+        spec, states = layout.spec.stacked(self.twin.frame_stack), layout.state_values
+        batch = JointSequenceBatch.allocate(size, self.replay.shape, spec, layout.extra_fields, states)
+        batch.state[:] = np.nan
+        return batch
+
+    def check_batch(self, batch: Any) -> None:
+        """Check that every item is sampleable and equals the actor's rows."""
+        for i, key in enumerate(self.keys(batch.ids)):
+            assert key in self.twin.priority, f"{key} must not be sampled"
+            assert batch.trained[i].any()
+            for name, wanted in slow_joint_sequence(self.twin, key).items():
+                found = batch.extras[name] if name in batch.extras else getattr(batch, name)
+                np.testing.assert_array_equal(found[i], wanted, err_msg=f"{name} of {key}")
+
+
 DEFAULT_SPEC = EnvSpec("random", (3,), "float32", DiscreteAction(5))
 AGENTS_SPEC = EnvSpec(
     "agents", (3,), "float32", DiscreteAction(5), agents=tuple(Agent(name) for name in ("a", "b", "c"))
@@ -262,7 +284,8 @@ def rig(
 ) -> Iterator[Rig]:
     """A rig whose rings are granted in full once; gamma and alpha keep all sums exact.
 
-    With `sequences` (burn-in, length, period) it holds sequences, with `joint` joint rows, else transitions.
+    With `sequences` (burn-in, length, period) it holds sequences, with `joint` joint rows, with both joint sequences,
+    else transitions.
     """
     rng = np.random.default_rng(seed)
     layout = RingLayout(envs, slots, spec, extras, state_values=states)
@@ -274,13 +297,16 @@ def rig(
             "frame_stack": frame_stack,
             "rng": np.random.default_rng(seed),
         }
-        replay: PrioritizedReplay | SequenceReplay | JointReplay
-        if joint:
+        replay: PrioritizedReplay | SequenceReplay | JointReplay | JointSequenceReplay
+        shape = None if sequences is None else SequenceShape(*sequences, n_step, gamma)
+        if joint and shape is not None:
+            replay = JointSequenceReplay(readers, shape=shape, **options)
+        elif joint:
             replay = JointReplay(readers, n_step=n_step, gamma=gamma, **options)
-        elif sequences is None:
+        elif shape is None:
             replay = PrioritizedReplay(readers, n_step=n_step, gamma=gamma, hindsight=hindsight, **options)
         else:
-            replay = SequenceReplay(readers, shape=SequenceShape(*sequences, n_step, gamma), **options)
+            replay = SequenceReplay(readers, shape=shape, **options)
         burn_in, length, period = sequences or (0, 1, 1)
         twin = SlowReplay(
             rings,
@@ -301,7 +327,8 @@ def rig(
         actors = [
             RandomActor(RingWriter(segment, layout), twin.rows[r], rng) for r, segment in enumerate(segments)
         ]
-        kind = JointRig if joint else Rig if sequences is None else SequenceRig
+        kinds = {(False, False): Rig, (False, True): SequenceRig, (True, False): JointRig}
+        kind = kinds.get((joint, sequences is not None), JointSequenceRig)
         made = kind(replay, twin, actors, rng)
         for ring in range(rings):
             made.grant(ring, slots)

@@ -62,6 +62,30 @@ ALGORITHMS: dict[str, Any] = {
     "maddpg-state": MADDPG(
         hidden_sizes=(16,), learning_starts=60, batch_size=16, replay_capacity=600, central_state="state"
     ),
+    "vdn-gru": VDN(
+        hidden_sizes=(16,),
+        recurrent="gru",
+        recurrent_size=8,
+        learning_starts=60,
+        batch_size=8,
+        sequence_length=6,
+        burn_in=3,
+        n_step=2,
+    ),
+    "qmix-lstm-state": QMIX(
+        hidden_sizes=(16,),
+        frame_stack=2,
+        recurrent="lstm",
+        recurrent_size=8,
+        learning_starts=60,
+        batch_size=8,
+        sequence_length=6,
+        burn_in=3,
+        prioritized=True,
+        beta_end=0.4,
+        normalize_observations=True,
+        central_state="state",
+    ),
     "ppo-gru": PPO(hidden_sizes=(16,), segment_length=16, recurrent="gru", recurrent_size=8),
 }
 
@@ -156,7 +180,11 @@ def test_padded_masked_and_tuple_agents_train(env: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["dqn", "ppo", "r2d2", "vdn", "qmix", "mappo", "maddpg", "qmix-state", "mappo-state"]
+    "name",
+    [
+        *("dqn", "ppo", "r2d2", "vdn", "qmix", "mappo", "maddpg"),
+        *("qmix-state", "mappo-state", "vdn-gru", "qmix-lstm-state"),
+    ],
 )
 def test_two_runs_are_equal_to_the_bit(name: str) -> None:
     algorithm = replace(ALGORITHMS[name], discipline="lockstep")
@@ -173,7 +201,11 @@ def test_two_runs_are_equal_to_the_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["dqn", "ppo", "vdn", "qmix", "mappo", "maddpg", "qmix-state", "mappo-state", "maddpg-state"]
+    "name",
+    [
+        *("dqn", "ppo", "vdn", "qmix", "mappo", "maddpg", "qmix-state", "mappo-state", "maddpg-state"),
+        *("vdn-gru", "qmix-lstm-state"),
+    ],
 )
 def test_half_and_half_is_a_whole(name: str, tmp_path: Path) -> None:
     algorithm = replace(ALGORITHMS[name], discipline="lockstep")
@@ -252,7 +284,7 @@ def test_policies_need_no_state(tmp_path: Path) -> None:
     assert policy.predict(obs)[0].keys() == obs.keys()
 
 
-@pytest.mark.parametrize("name", ["qmix", "mappo", "qmix-state", "mappo-state"])
+@pytest.mark.parametrize("name", ["qmix", "mappo", "qmix-state", "mappo-state", "qmix-lstm-state"])
 def test_a_killed_actor_of_a_team_is_replaced_and_learning_goes_on(name: str) -> None:
     def updates() -> int:
         now = run.snapshot()
@@ -283,8 +315,9 @@ def test_a_critic_of_all_agents_is_not_the_policys(name: str) -> None:
         policy.values(obs)
 
 
-def test_policies_with_a_state_take_dicts_too() -> None:
-    result = Trainer(Parallel, ALGORITHMS["ppo-gru"], num_actors=1, **COMMON).learn(total_steps=300)
+@pytest.mark.parametrize("name", ["ppo-gru", "vdn-gru"])
+def test_policies_with_a_state_take_dicts_too(name: str) -> None:
+    result = Trainer(Parallel, ALGORITHMS[name], num_actors=1, **COMMON).learn(total_steps=300)
     parallel, state = result.policy.make_env(), None
     for episode in range(3):
         obs, _ = parallel.reset(seed=episode)
