@@ -20,7 +20,7 @@ OF_AN_INTERVAL = ("time/fps", "async/policy_lag_mean", "async/staleness_mean")
 """Metrics over the time since the last report; meaningless if no step was taken in it."""
 POINTS = 400
 """Most points of a curve."""
-NEAR = 0.02
+NEAR = 0.05
 """Share of a curve's length over which a run's first and last value are held.
 
 Runs with one limit end a few steps apart; otherwise a group's last value would be that of the one run that went farthest.
@@ -169,7 +169,10 @@ def curve(runs: Sequence[Series], axis: Axis, line: str, *, env: str, name: str,
         x = np.linspace(x[0], x[-1], POINTS)
     held = NEAR * (x[-1] - x[0])
     values = np.stack(
-        [np.where((x < at[0] - held) | (x > at[-1] + held), np.nan, np.interp(x, at, own)) for at, own in lines]
+        [
+            np.where((x < at[0] - held) | (x > at[-1] + held), np.nan, np.interp(x, at, own))
+            for at, own in lines
+        ]
     )
     there = np.isfinite(values)
     shown, low, high = (np.full(x.size, np.nan) for _ in range(3))

@@ -72,7 +72,9 @@ def test_a_command_line_takes_module_and_class() -> None:
 
 def test_the_installed_command_finds_a_module_of_the_working_directory(tmp_path: Path) -> None:
     """A console script has its own folder on `sys.path`, not the working directory, as `python -m asyncrl` has."""
-    (tmp_path / "my_module.py").write_text(inspect.getsource(sys.modules[__name__]).split("@pytest.fixture")[0])
+    (tmp_path / "my_module.py").write_text(
+        inspect.getsource(sys.modules[__name__]).split("@pytest.fixture")[0]
+    )
     script = "import sys; from asyncrl.cli.entry import main; sys.exit(main())"
     arguments = ["train", "CartPole-v1", "--algo", "my_module:Mine", "--mine.margn", "1"]
     done = subprocess.run(

@@ -68,11 +68,11 @@ def test_a_single_run_keeps_its_points() -> None:
 def test_the_last_value_is_that_of_all_runs_that_end_a_few_steps_apart() -> None:
     runs = [
         Series(np.array([100.0, end]), np.array([1.0, 2.0]), np.array([0.0, last]))
-        for end, last in ((1000.0, 10.0), (1010.0, 30.0), (900.0, 20.0))
+        for end, last in ((1000.0, 10.0), (1040.0, 30.0), (900.0, 20.0))
     ]
     drawn = curve(runs, "steps", "mean", env="X", name="ppo")
-    assert drawn.x.tolist() == [100, 900, 1000, 1010]
-    assert drawn.count.tolist() == [3, 3, 2, 2]  # 900 is a ninth before the end, 1000 a ninetieth
+    assert drawn.x.tolist() == [100, 900, 1000, 1040]
+    assert drawn.count.tolist() == [3, 3, 2, 2]  # values are held for 47 steps, a twentieth of 940
     assert drawn.line[-1] == 20.0
 
 
