@@ -208,7 +208,7 @@ def _run(command: Command, arguments: list[str]) -> int:
 
 
 def _find_modules_here() -> None:
-    """Append the working directory to `sys.path`, after all installed packages, for modules of environments and algorithms."""
+    """Append the working directory to `sys.path`, after all packages, for modules of environments and algorithms."""
     with contextlib.suppress(OSError):  # a directory that was deleted
         here = os.getcwd()
         if here not in sys.path and "" not in sys.path:

@@ -54,7 +54,7 @@ def build_rendering(source: EnvSource, mode: str) -> gymnasium.Env[Any, Any]:
 
 
 def may_have_display() -> bool:
-    """Whether a window could be opened: True unless this is Linux with no display named in the process's environment."""
+    """Whether a window could be opened: False on Linux if no display is named in the process's environment."""
     known = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
     return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in known)
 

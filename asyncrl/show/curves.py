@@ -23,7 +23,7 @@ POINTS = 400
 NEAR = 0.05
 """Share of a curve's length over which a run's first and last value are held.
 
-Runs with one limit end a few steps apart; otherwise a group's last value would be that of the one run that went farthest.
+Runs with one limit end a few steps apart. Otherwise a group's last value would be that of the longest run.
 """
 LINES: Mapping[str, Statistic] = {"mean": mean, "iqm": iqm}
 """Statistics over the runs that a curve may show."""
@@ -160,8 +160,8 @@ def read_one(run: KeptRun, metric: str) -> Series:
 def curve(runs: Sequence[Series], axis: Axis, line: str, *, env: str, name: str, size: str = "") -> Curve:
     """Statistic over runs at the steps or seconds of their points, at most `POINTS`; each run counts where it has been.
 
-    Between two points of a run its value is interpolated. Beyond its first and last point it is held for the share `NEAR` of
-    all, then it has none.
+    Between two points of a run its value is interpolated. Beyond its first and last point it is held for the share
+    `NEAR` of all, then it has none.
     """
     lines = [(run.steps if axis == "steps" else run.seconds, run.values) for run in runs]
     x = np.unique(np.concatenate([at for at, _ in lines]))
