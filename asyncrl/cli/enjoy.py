@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,8 +73,6 @@ def run(options: EnjoyOptions) -> None:
         require_display()
     else:
         require_video(video)
-        # pygame then looks for no display, and reports none.
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     policy, file = load_named(options.run, options.checkpoint)
     with contextlib.ExitStack() as stack:
         env = policy.built_env("human" if video is None else "rgb_array")
@@ -118,8 +115,9 @@ def window_closed() -> bool:
 
 def require_display() -> None:
     """Raise ConfigurationError if no window can be opened: on Linux without a display."""
-    known = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
-    if sys.platform.startswith("linux") and not any(os.environ.get(name) for name in known):
+    from asyncrl.envs.rendering import may_have_display
+
+    if not may_have_display():
         raise ConfigurationError(
             "there is no display to open a window on",
             facts={"DISPLAY": "not set"},

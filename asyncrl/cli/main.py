@@ -191,8 +191,9 @@ def _list_of_commands() -> str:
 
 def _run(command: Command, arguments: list[str]) -> int:
     """Parse and run a command, with a fork server if it needs one; the fork server is always closed."""
-    module, options = command.load(), command.parse(arguments)
-    _find_modules_here()
+    module = command.load()
+    _find_modules_here()  # before `parse`, which imports the user's algorithm
+    options = command.parse(arguments)
     _show_warnings_plainly()
     if not command.needs_server:
         return module.run(options) or 0
@@ -207,7 +208,7 @@ def _run(command: Command, arguments: list[str]) -> int:
 
 
 def _find_modules_here() -> None:
-    """Append the working directory to `sys.path`, after all installed packages, for modules of environments."""
+    """Append the working directory to `sys.path`, after all packages, for modules of environments and algorithms."""
     with contextlib.suppress(OSError):  # a directory that was deleted
         here = os.getcwd()
         if here not in sys.path and "" not in sys.path:

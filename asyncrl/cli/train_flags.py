@@ -201,8 +201,11 @@ def check_algorithm(parser: Parser, name: str) -> None:
         parser.error(f"--algo is missing; one of {', '.join(ALGORITHMS)}")
     if (closest := closest_algorithm(name)[1]) and name not in ALGORITHMS:
         parser.error(closest)
+    if name not in ALGORITHMS and (miss := near_miss(name.lower(), ALGORITHMS)):
+        parser.unknown("algorithm", name, miss)
     if name not in ALGORITHMS:
-        parser.unknown("algorithm", name, near_miss(name.lower(), ALGORITHMS) or ", ".join(ALGORITHMS))
+        own = "one of your own is written module:Class"
+        parser.error(f"unknown algorithm {name}; one of {', '.join(ALGORITHMS)}; {own}")
 
 
 def reported_as_usage(error: ValueError, command: str, algorithm: str | None) -> int:

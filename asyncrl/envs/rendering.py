@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,8 @@ def build_rendering(source: EnvSource, mode: str) -> gymnasium.Env[Any, Any]:
     """
     from gymnasium.vector import VectorEnv
 
+    if mode != "human" and not may_have_display():  # pygame complains of each one that it does not find
+        os.environ["SDL_VIDEODRIVER"] = "dummy"
     env: Any = source.build()
     try:
         if isinstance(env, VectorEnv):
@@ -47,6 +51,12 @@ def build_rendering(source: EnvSource, mode: str) -> gymnasium.Env[Any, Any]:
         raise
     close_env(env)
     return again  # type: ignore[no-any-return]
+
+
+def may_have_display() -> bool:
+    """Whether a window could be opened: False on Linux if no display is named in the process's environment."""
+    known = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
+    return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in known)
 
 
 def can_render(source: EnvSource, mode: str) -> bool | None:

@@ -296,7 +296,10 @@ class EnvSource:
         if "ModuleNotFoundError" in what or "ImportError" in what:
             fix = "actors import by name what is not defined in the main script: put that module on sys.path"
         if "unexpected keyword argument" in what:
-            fix = "correct env_kwargs (--env-kwargs): its names are those of the constructor's arguments"
+            fix = (
+                "correct env_kwargs (--env-kwargs), or those of evaluations (eval_env_kwargs, eval_levels): "
+                "the names are those of the constructor's arguments"
+            )
         if missing := _missing_arguments(what):
             given = ", ".join(f"{name!r}: ..." for name in missing)
             fix = (

@@ -21,7 +21,7 @@ from asyncrl.policies import hub
 from asyncrl.policies.policy_file import ANOTHER, read_policy_file
 from asyncrl.policies.portable_policy import PortablePolicy
 from asyncrl.protocols import Algorithm
-from asyncrl.storage.checkpoint import CHECKPOINT, read_policy
+from asyncrl.storage.checkpoint import CHECKPOINT, CheckpointFolder, read_policy
 from asyncrl.storage.checkpoint_meta import CheckpointMeta
 from asyncrl.storage.config_file import make_record
 from asyncrl.storage.run_files import NETWORK, environment_of_run, network_of_run, unpickled_network
@@ -124,15 +124,7 @@ def checkpoint_file(path: Path, checkpoint: str | None = None) -> Path:
     folder = path / "checkpoints"
     if checkpoint is None:
         checkpoint = "best" if (folder / "best").exists() else "latest"
-    file = folder / checkpoint
-    if not file.exists():
-        there = sorted(found.name for found in folder.glob("[!.]*"))
-        if not there:
-            what = f"{path} is no run's directory, or its run has saved nothing: there are no checkpoints"
-            raise refused(file, what, "open", "name the directory of a run, or a policy file")
-        what = f"the run has no checkpoint {checkpoint!r}; it has {', '.join(there)}"
-        raise refused(file, what, "open", "choose one of these")
-    return file
+    return CheckpointFolder(folder).file(checkpoint)
 
 
 def _from_checkpoint(path: Path, network: NetworkFactory | None, trusted: bool) -> PortablePolicy:

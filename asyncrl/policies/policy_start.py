@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,20 @@ def policy_to_begin_with(path: Path, algorithm: Algorithm, spec: EnvSpec) -> Por
     """
     policy = load(path, network=getattr(algorithm, "own_network", None))
     theirs, ours = _shape(policy.policy, policy.meta.spec), _shape(make_policy(algorithm, spec), spec)
-    for name, value in ours.items():
-        if theirs[name] != value:
+    for name in ours:
+        if theirs[name] != ours[name]:
+            before, now = _texts(theirs[name], ours[name])
+            own = name in ("networks", "weights") and now
             raise CheckpointError(
                 f"the policy of init_from has other {name} than this run",
-                facts={"init_from": path, "policy": f"{policy.meta.algo}: {theirs[name]}", "run": value},
-                fix="give this run the same options of the network, or begin with another policy",
+                facts={
+                    "init_from": path,
+                    "policy": f"{policy.meta.algo} on {policy.meta.env}{before}",
+                    "run": f"{algorithm.name} on {spec.name}{now}",
+                },
+                fix="give this run the same options of the network, or begin with another policy"
+                if own
+                else "begin with a policy of this algorithm, trained in an environment with the same spaces",
             )
     return policy
 
@@ -50,6 +59,18 @@ def begin_with_policy(core: Updater, policy: PortablePolicy) -> None:
 def _scaled(spec: EnvSpec) -> str:
     is_scaled = spec.observation_dtype == "uint8" and not spec.leaves and spec.byte_factor != 1
     return " divided by 255" if is_scaled else ""
+
+
+def _texts(theirs: Any, ours: Any) -> tuple[str, str]:
+    """Texts of two values of `_shape`: of networks of one kind what differs, of two kinds nothing."""
+    if not isinstance(ours, tuple):
+        return f": {theirs}", f": {ours}"
+    layouts = theirs[1], ours[1]
+    if theirs[0] != ours[0] or type(layouts[0]) is not type(layouts[1]) or not is_dataclass(layouts[0]):
+        return "", ""
+    names = [f.name for f in fields(layouts[0]) if getattr(layouts[0], f.name) != getattr(layouts[1], f.name)]
+    before, now = (", ".join(f"{name}={getattr(layout, name)}" for name in names) for layout in layouts)
+    return f": {before}", f": {now}"
 
 
 def _shape(policy: Any, spec: EnvSpec) -> dict[str, Any]:

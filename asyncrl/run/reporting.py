@@ -122,6 +122,7 @@ class Reporter:
         self.last: Snapshot | None = None
         self.returns: list[tuple[int, float]] = []
         self.actor_wait_seconds = 0.0
+        self._before = 0.0, 0.0  # the same of an earlier run, and its training time
         self.restarts_before = 0
         self._clock = clock
         self._listener = listener
@@ -159,6 +160,7 @@ class Reporter:
         self._meter = RateMeter()
         self._meter.observe(time.monotonic(), metrics)
         self.actor_wait_seconds, self.restarts_before = waited, restarts
+        self._before = waited, self._clock.train_seconds
 
     def read_actors(self, pool: ActorPool) -> None:
         """Read the actors' finished episodes and waiting times."""
@@ -168,10 +170,14 @@ class Reporter:
     def count_waiting(self, seconds: float) -> None:
         """Update `actor_wait_seconds` from the actors' mean waiting time since the start.
 
-        The time between two calls, which are frequent, counts if the training clock runs at the second one.
+        The time between two calls, which are frequent, counts if the training clock runs at the second one. An actor
+        says how long it has waited when it wakes: the first time after the clock has started, with all of the start-up.
+        So the sum is never more than the training time.
         """
         if self._clock.running:
-            self.actor_wait_seconds += seconds - self._actors_waited
+            waited, trained = self._before
+            most = waited + self._clock.train_seconds - trained
+            self.actor_wait_seconds = min(most, self.actor_wait_seconds + seconds - self._actors_waited)
         self._actors_waited = seconds
 
     def metrics(self, measured: Metrics) -> Metrics:

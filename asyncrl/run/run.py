@@ -195,6 +195,9 @@ class Run:
         self.page_url: str | None = None
         self.result: TrainResult | None = None
         self.clock = TrainClock(created=started)
+        if self.resumed is not None:
+            with refused_if_damaged(self.resumed.path):
+                self.clock.go_on_from(*self.resumed.run["clock"])
         self.directory = RunDirectory(
             self.config.run_dir, self.config.checkpoints_kept, self.resumed is not None
         )
@@ -750,6 +753,8 @@ class Run:
         if self.group is not None:
             return self.group.shown(made)
         steps, updates = self._made_by_others
+        if self.resumed is not None and not self.built:  # the learner has no numbers yet
+            steps, updates = steps + self.resumed.env_steps, updates + self.resumed.meta.updates
         metrics = over_groups(made.metrics, [{"time/total_timesteps": steps, "train/n_updates": updates}])
         return dataclasses.replace(made, total_steps=self.whole_config.total_steps, metrics=metrics)
 

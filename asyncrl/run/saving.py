@@ -345,7 +345,7 @@ class CheckpointSaver:
         }
 
     async def restore(self, resumed: Resumption) -> None:
-        """Restore the learner, evaluations, episodes and times, before training.
+        """Restore the learner, evaluations and episodes, before training.
 
         Raises `CheckpointError` if they do not fit (ASYNC019).
         """
@@ -354,7 +354,6 @@ class CheckpointSaver:
         learned = (await self._learner.report()).metrics
         with refused_if_damaged(resumed.path):
             run = resumed.run
-            self._clock.go_on_from(*run["clock"])
             evaluations = _records(run["evaluations"])
             saved_best = _records(resumed.best.get("evaluations", {}))
             best = max((*evaluations, *saved_best), key=lambda result: result.return_mean, default=None)

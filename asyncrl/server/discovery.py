@@ -33,7 +33,7 @@ async def port_in_use(host: str, port: int) -> PortInUse:
     return PortInUse(
         f"port {port} on {host} is in use",
         facts={"host": host, "port": port, "held by": await _holder(reachable(host), port)},
-        fix="choose another port, or `auto` for any free one (`--http auto`)",
+        fix="choose another port, or any free one: `--http auto`, of `asyncrl ui` `--port 0`",
     )
 
 

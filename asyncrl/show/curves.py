@@ -20,6 +20,11 @@ OF_AN_INTERVAL = ("time/fps", "async/policy_lag_mean", "async/staleness_mean")
 """Metrics over the time since the last report; meaningless if no step was taken in it."""
 POINTS = 400
 """Most points of a curve."""
+NEAR = 0.05
+"""Share of a curve's length over which a run's first and last value are held.
+
+Runs with one limit end a few steps apart. Otherwise a group's last value would be that of the longest run.
+"""
 LINES: Mapping[str, Statistic] = {"mean": mean, "iqm": iqm}
 """Statistics over the runs that a curve may show."""
 Axis = Literal["steps", "seconds"]
@@ -43,7 +48,7 @@ class Curve:
         name: name of the group or of the run; one name has one colour in all environments.
         size: number of runs in words, "" for a single one.
         x: steps or seconds, rising.
-        line: mean or interquartile mean of the runs that reach each x.
+        line: mean or interquartile mean of the runs that reach each x, within `NEAR`.
         low, high: bounds of the line's 95 % bootstrap interval.
         count: runs that reach each x.
     """
@@ -155,13 +160,20 @@ def read_one(run: KeptRun, metric: str) -> Series:
 def curve(runs: Sequence[Series], axis: Axis, line: str, *, env: str, name: str, size: str = "") -> Curve:
     """Statistic over runs at the steps or seconds of their points, at most `POINTS`; each run counts where it has been.
 
-    Between two points of a run its value is interpolated, beyond its first and last point it has none.
+    Between two points of a run its value is interpolated. Beyond its first and last point it is held for the share
+    `NEAR` of all, then it has none.
     """
     lines = [(run.steps if axis == "steps" else run.seconds, run.values) for run in runs]
     x = np.unique(np.concatenate([at for at, _ in lines]))
     if x.size > POINTS:
         x = np.linspace(x[0], x[-1], POINTS)
-    values = np.stack([np.interp(x, *own, left=np.nan, right=np.nan) for own in lines])
+    held = NEAR * (x[-1] - x[0])
+    values = np.stack(
+        [
+            np.where((x < at[0] - held) | (x > at[-1] + held), np.nan, np.interp(x, at, own))
+            for at, own in lines
+        ]
+    )
     there = np.isfinite(values)
     shown, low, high = (np.full(x.size, np.nan) for _ in range(3))
     for who in np.unique(there, axis=1).T:

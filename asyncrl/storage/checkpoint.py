@@ -215,6 +215,22 @@ class CheckpointFolder:
             return []
         return sorted(int(path.name) for path in self.directory.iterdir() if path.name.isdecimal())
 
+    def file(self, name: str) -> Path:
+        """Path of the checkpoint `name`. Raises `CheckpointError`, which names those that exist, if there is none."""
+        file = self.directory / name
+        if file.exists():
+            return file
+        there = sorted(found.name for found in self.directory.glob("[!.]*") if found.suffix != SUFFIX)
+        run = self.directory.parent
+        if not there and (run / "config.toml").exists():
+            what = f"the run in {run} has no checkpoint: it ended before it saved one"
+            raise refused(file, what, "open", "train again, in another directory")
+        if not there:
+            what = f"{run} is no run's directory, or its run has saved nothing: there are no checkpoints"
+            raise refused(file, what, "open", "name the directory of a run, or a policy file")
+        what = f"the run has no checkpoint {name!r}; it has {', '.join(there)}"
+        raise refused(file, what, "open", "choose one of these")
+
     def _name(self, path: Path, name: str) -> None:
         temporary = self.directory / f".{name}.{os.getpid()}.tmp"
         temporary.unlink(missing_ok=True)

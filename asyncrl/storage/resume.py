@@ -19,7 +19,13 @@ from asyncrl.config import EPISODE_WINDOW, TrainerConfig
 from asyncrl.errors import CheckpointError, ConfigurationError
 from asyncrl.options import near_miss, option_help, parse_count
 from asyncrl.protocols import Algorithm
-from asyncrl.storage.checkpoint import CheckpointMeta, does_not_fit, load, refused_if_damaged
+from asyncrl.storage.checkpoint import (
+    CheckpointFolder,
+    CheckpointMeta,
+    does_not_fit,
+    load,
+    refused_if_damaged,
+)
 from asyncrl.storage.config_file import TRAINER, make_record, read_config
 from asyncrl.storage.replay_file import read_rows
 from asyncrl.storage.resume_rules import FIXED_IN_LOCKSTEP, check_changes, refused_change
@@ -190,7 +196,7 @@ def prepare_resumption(
 ) -> tuple[TrainerConfig, Algorithm, Resumption]:
     """Return the options of the resumed run, and its checkpoint; see `Trainer.resume`."""
     config, algorithm = options_of_run(run, changes)
-    path = run / "checkpoints" / checkpoint
+    path = CheckpointFolder(run / "checkpoints").file(checkpoint)
     state, meta = load(path, expect_env=config.env, expect_algo=config.algo)
     if not isinstance(state.get("run"), dict) or "core" not in state:
         raise does_not_fit(path, "it holds no run to go on from, only a policy")

@@ -55,7 +55,8 @@ def write_run_files(
 ) -> None:
     """Write all of these files. Raises OSError if one cannot be written.
 
-    With `resumed`, the `Resumption.record` of a resumed run, the metric files keep only entries up to its checkpoint.
+    With `resumed`, the `Resumption.record` of a resumed run, the metric files keep only entries up to its checkpoint,
+    and the summary of its last end is removed.
     """
     network = getattr(algorithm, "own_network", None)
     if network is not None:
@@ -78,6 +79,7 @@ def write_run_files(
     described = describe_run(config.seed)
     if resumed is not None and directory.path is not None:
         described = _described_again(directory.path / "meta.json", {**described, **resumed})
+        directory.remove("summary.json")  # of the last end; without it a killed run is known as killed
         cut_metrics(directory.path, resumed["env_steps"], resumed["pending"])
     directory.write_json("meta.json", described)
 

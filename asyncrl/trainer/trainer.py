@@ -292,6 +292,8 @@ class Trainer(ShownByCard):
             warnings.warn(ListenerFailed(text), stacklevel=3)
             return None
         if view is not None:
+            for line in self.resumed_from:
+                print(line, file=sys.stdout if view.live else sys.stderr, flush=True)
             self._listeners.append(lambda snapshot: view.follow(snapshot, self.page_url))
         return view
 

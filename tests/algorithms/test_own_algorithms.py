@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import linecache
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -64,6 +68,24 @@ def test_a_command_line_takes_module_and_class() -> None:
         imported_algorithm("json:dumps")
     with pytest.raises(ConfigurationError, match="cannot be used: name must be one that no algorithm"):
         imported_algorithm("asyncrl.algorithms.dqn:DQN")
+
+
+def test_the_installed_command_finds_a_module_of_the_working_directory(tmp_path: Path) -> None:
+    """A console script has its own folder on `sys.path`, not the working directory, as `python -m asyncrl` has."""
+    (tmp_path / "my_module.py").write_text(
+        inspect.getsource(sys.modules[__name__]).split("@pytest.fixture")[0]
+    )
+    script = "import sys; from asyncrl.cli.entry import main; sys.exit(main())"
+    arguments = ["train", "CartPole-v1", "--algo", "my_module:Mine", "--mine.margn", "1"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script, *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(asyncrl.__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "unknown option --mine.margn; did you mean --mine.margin?" in done.stderr
 
 
 def test_a_learning_rate_as_a_function_replaces_the_schedule_of_a_preset() -> None:

@@ -201,6 +201,18 @@ def test_a_factory_of_gymnasium_make_is_made_again_with_the_mode(tmp_path: Path)
     env.close()
 
 
+def test_pictures_ask_for_no_display_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = load(save(tmp_path / "x", "CartPole-v1"))
+    monkeypatch.setattr("sys.platform", "linux")
+    for display, driver in (("", "dummy"), (":0", "")):
+        for name, value in (("DISPLAY", display), ("WAYLAND_DISPLAY", ""), ("SDL_VIDEODRIVER", "")):
+            monkeypatch.setenv(name, value)
+        policy.make_env("rgb_array").close()
+        assert os.environ["SDL_VIDEODRIVER"] == driver
+
+
 def test_no_display_no_package_and_a_wrong_name_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

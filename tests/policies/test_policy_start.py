@@ -55,6 +55,22 @@ def test_one_that_does_not_fit_is_refused_by_what_differs(kept: Path) -> None:
         Trainer("Acrobot-v1", DQN(hidden_sizes=(16,)), init_from=kept, **SMALL).learn(total_steps=1)
 
 
+def test_the_error_says_what_differs_in_plain_words(kept: Path) -> None:
+    spec = load(kept).meta.spec
+    with pytest.raises(CheckpointError) as raised:
+        policy_to_begin_with(kept, DQN(hidden_sizes=(17,)), spec)
+    assert raised.value.facts["policy"] == "dqn on CartPole-v1: hidden=(16,)"
+    assert raised.value.facts["run"] == "dqn on CartPole-v1: hidden=(17,)"
+    assert raised.value.fix.startswith("give this run the same options of the network")
+    with pytest.raises(CheckpointError) as raised:
+        policy_to_begin_with(kept, PPO(hidden_sizes=(16,)), spec)
+    assert (raised.value.facts["policy"], raised.value.facts["run"]) == (
+        "dqn on CartPole-v1",
+        "ppo on CartPole-v1",
+    )
+    assert raised.value.fix.startswith("begin with a policy of this algorithm")
+
+
 def test_a_missing_one_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read"):
         Trainer("CartPole-v1", DQN(), init_from=tmp_path / "none", **SMALL).learn(total_steps=1)

@@ -157,16 +157,39 @@ def test_each_clock_is_said_where_it_ended_the_run(
     assert summary["episodes_return_mean"] == 123.5
 
 
+def test_waiting_of_the_start_up_is_not_counted_though_it_is_told_at_the_first_step() -> None:
+    now = 0.0
+    clock = TrainClock(lambda: now)
+    reporter = make_reporter(TrainerConfig(env="CartPole-v1", algo="dqn"), clock)
+    clock.start()
+    now = 0.1
+    reporter.count_waiting(
+        3.0
+    )  # an actor that was ready 2.95 s before the clock started has made its first step
+    assert reporter.actor_wait_seconds == pytest.approx(0.1)
+    now = 1.1
+    reporter.count_waiting(3.25)
+    assert reporter.actor_wait_seconds == pytest.approx(0.35)
+    reporter.go_on_from({}, waited=5.0, restarts=0)
+    now = 1.3
+    reporter.count_waiting(4.25)
+    assert reporter.actor_wait_seconds == pytest.approx(5.2), "an earlier run's waiting is kept"
+
+
 def test_waiting_while_the_clock_stands_is_not_counted() -> None:
-    clock = TrainClock()
+    now = 100.0
+    clock = TrainClock(lambda: now)
     reporter = make_reporter(TrainerConfig(env="CartPole-v1", algo="ppo"), clock)
     reporter.count_waiting(0.5)
     assert reporter.actor_wait_seconds == 0.0, "start-up"
     clock.start()
+    now = 103.0
     reporter.count_waiting(2.0)
     clock.pause()
+    now = 108.0
     reporter.count_waiting(7.0)
     clock.resume()
+    now = 108.5
     reporter.count_waiting(7.25)
     assert reporter.actor_wait_seconds == 1.75
     snapshot = make_snapshot(train_seconds=3.5, learner_wait_seconds=0.7)

@@ -40,7 +40,7 @@ def test_a_port_that_a_run_of_ours_holds(server: ServerThread, loops: str) -> No
         f"  host: 127.0.0.1\n"
         f"  port: {server.port}\n"
         f"  held by: a run of asyncrl: dqn on CartPole-v1, training, pid {os.getpid()}\n"
-        f"  fix: choose another port, or `auto` for any free one (`--http auto`)"
+        f"  fix: choose another port, or any free one: `--http auto`, of `asyncrl ui` `--port 0`"
     )
 
 

@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 from kept_runs import write_run
 
-from asyncrl.show.curves import POINTS, TRAINING, Series, curve, curves, read_series
+from asyncrl.show.curves import NEAR, POINTS, TRAINING, Series, curve, curves, read_series
 from asyncrl.show.kept_run import EVALUATION, KeptRun
 from asyncrl.show.run_groups import group_runs
 
 LINES = {"mean": 0.0, "iqm": 0.25}
 
 
-def value_at(series: Series, x: float) -> float | None:
-    """Value of a run at `x`, interpolated; None where the run has not been."""
+def value_at(series: Series, x: float, held: float) -> float | None:
+    """Value of a run at `x`, interpolated; beyond its ends that of the end up to `held` away, then None."""
     points = list(zip(series.steps, series.values, strict=True))
+    for (_, y), beyond in ((points[0], points[0][0] - x), (points[-1], x - points[-1][0])):
+        if 0 < beyond <= held:
+            return float(y)
     for (x0, y0), (x1, y1) in pairwise(points):
         if x0 <= x <= x1:
             return float(y0 + (x - x0) / (x1 - x0) * (y1 - y0))
@@ -41,8 +44,9 @@ def test_random_runs(line: str, seed: int) -> None:
     runs = [random_series(random) for _ in range(int(random.integers(1, 9)))]
     drawn = curve(runs, "steps", line, env="X", name="dqn", size="")
     assert np.isfinite(drawn.line).all() and (np.diff(drawn.x) > 0).all()
+    held = NEAR * (drawn.x[-1] - drawn.x[0])
     for i, x in enumerate(drawn.x):
-        there = [value for run in runs if (value := value_at(run, float(x))) is not None]
+        there = [value for run in runs if (value := value_at(run, float(x), held)) is not None]
         cut = int(LINES[line] * len(there))
         kept = sorted(there)[cut : len(there) - cut]
         assert drawn.count[i] == len(there)
@@ -59,6 +63,17 @@ def test_a_single_run_keeps_its_points() -> None:
     drawn = curve([run], "seconds", "mean", env="X", name="dqn")
     assert drawn.x.tolist() == [1.0, 3.0] and drawn.line.tolist() == [5.0, 9.0]
     assert drawn.low.tolist() == drawn.line.tolist() == drawn.high.tolist()
+
+
+def test_the_last_value_is_that_of_all_runs_that_end_a_few_steps_apart() -> None:
+    runs = [
+        Series(np.array([100.0, end]), np.array([1.0, 2.0]), np.array([0.0, last]))
+        for end, last in ((1000.0, 10.0), (1040.0, 30.0), (900.0, 20.0))
+    ]
+    drawn = curve(runs, "steps", "mean", env="X", name="ppo")
+    assert drawn.x.tolist() == [100, 900, 1000, 1040]
+    assert drawn.count.tolist() == [3, 3, 2, 2]  # values are held for 47 steps, a twentieth of 940
+    assert drawn.line[-1] == 20.0
 
 
 def test_long_runs_are_thinned_to_both_ends() -> None:

@@ -15,6 +15,7 @@ import pytest
 from asyncrl import DQN, PPO, Trainer
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import CheckpointError, ConfigurationError
+from asyncrl.show.kept_run import KeptRun
 from asyncrl.storage.checkpoint import load, save
 from asyncrl.storage.resume import changed_options, options_of_run, total_of
 from asyncrl.storage.resume_rules import FIXED, FIXED_IN_LOCKSTEP, check_changes
@@ -45,11 +46,20 @@ def run(kept: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(kept, tmp_path / "moved"))
 
 
+def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(run: Path) -> None:
+    there = ", ".join(sorted(file.name for file in (run / "checkpoints").iterdir()))
+    with pytest.raises(CheckpointError, match=f"the run has no checkpoint '77'; it has {there}"):
+        Trainer.resume(run, "+1k", checkpoint="77")
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(CheckpointError, match="has no checkpoint: it ended before it saved one"):
+        Trainer.resume(run, "+1k")
+
+
 def lines_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_counters_clocks_and_files_go_on(run: Path) -> None:
+def test_counters_clocks_and_files_go_on(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = json.loads((run / "summary.json").read_text())
     old_lines = (run / "metrics.jsonl").read_text()
     trainer = Trainer.resume(run, "+500", eval_interval_steps=250)
@@ -58,7 +68,14 @@ def test_counters_clocks_and_files_go_on(run: Path) -> None:
         "the actors begin new episodes",
         "the replay is filled again: 200 steps before the next update (save_replay_buffer keeps it)",
     )
-    result = trainer.learn()
+    shown: list[Any] = []
+    result = trainer.learn(on_snapshot=lambda snapshot: shown.append((snapshot, KeptRun(run).summary)))
+    first, last = shown[0][0], next(summary for snapshot, summary in shown if snapshot.state == "training")
+    assert first.state == "starting" and first.wall_seconds > 0.5 * before["wall_seconds"]
+    assert (first.env_steps, first.updates) == (before["env_steps"], before["updates"])
+    assert (first.env_steps_per_second, first.updates_per_second) == (0.0, 0.0)
+    assert last == {}, "killed now, the run has no summary of its end before"
+    assert "\n".join(trainer.resumed_from) in capfd.readouterr().err, "a script shows where the run goes on"
     after = json.loads((run / "summary.json").read_text())
     total = before["env_steps"] + 500
     assert total <= after["env_steps"] <= total + 8 and after == result.summary
