@@ -458,6 +458,12 @@ def test_a_family_of_environments_has_a_preset_and_its_members_their_own_before_
     assert PPO.preset("Pong-v4") == PPO()
 
 
+def test_the_module_in_front_of_an_id_does_not_change_its_preset() -> None:
+    own = load_presets("ppo")["MiniGrid-DoorKey-5x5-v0"].run
+    assert PPO.preset_options("minigrid:MiniGrid-DoorKey-5x5-v0") == own != {}
+    assert PPO.preset("ale_py:ALE/Pong-v5") == PPO.preset("ALE/Pong-v5") != PPO()
+
+
 def test_unknown_environment_has_the_defaults() -> None:
     assert DQN.preset("Nowhere-v0", gamma=0.5) == DQN(gamma=0.5)
     assert {"CartPole-v1", "Acrobot-v1", "LunarLander-v3", "MountainCar-v0"} <= set(load_presets("dqn"))
