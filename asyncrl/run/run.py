@@ -190,7 +190,7 @@ class Run:
         if group is not None:
             self.whole_config, self.whole_algorithm = group.whole_config, group.whole_algorithm
             self.config, self.algorithm, self.resumed = group.config, group.algorithm, group.resumed
-        self.built = False
+        config, self.built = self.config, False
         self.url: str | None = None
         self.page_url: str | None = None
         self.result: TrainResult | None = None
@@ -198,14 +198,10 @@ class Run:
         if self.resumed is not None:
             with refused_if_damaged(self.resumed.path):
                 self.clock.go_on_from(*self.resumed.run["clock"])
-        self.directory = RunDirectory(
-            self.config.run_dir, self.config.checkpoints_kept, self.resumed is not None
-        )
+        self.directory = RunDirectory(config.run_dir, config.checkpoints_kept, self.resumed is not None)
         self.callbacks = Callbacks(trainer, callbacks, self.stop, self.fail)
-        self.reporter = Reporter(
-            self.config, self.clock, on_snapshot, self.callbacks, exact=self.algorithm.exact
-        )
-        self.env_kwargs = EnvKwargsChanges(self.config, source, server, self.directory, self.fail)
+        self.reporter = Reporter(config, self.clock, on_snapshot, self.callbacks, exact=self.algorithm.exact)
+        self.env_kwargs = EnvKwargsChanges(config, source, server, self.directory, self.fail)
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()
@@ -752,11 +748,16 @@ class Run:
         )
         if self.group is not None:
             return self.group.shown(made)
-        steps, updates = self._made_by_others
-        if self.resumed is not None and not self.built:  # the learner has no numbers yet
-            steps, updates = steps + self.resumed.env_steps, updates + self.resumed.meta.updates
+        steps, updates = self._made_elsewhere()
         metrics = over_groups(made.metrics, [{"time/total_timesteps": steps, "train/n_updates": updates}])
         return dataclasses.replace(made, total_steps=self.whole_config.total_steps, metrics=metrics)
+
+    def _made_elsewhere(self) -> tuple[int, int]:
+        """Steps and updates of groups that are no more, and of the resumed run until the learner counts them."""
+        steps, updates = self._made_by_others
+        if self.resumed is not None and not self.built:
+            return steps + self.resumed.env_steps, updates + self.resumed.meta.updates
+        return steps, updates
 
     def others(self) -> dict[str, list[int]]:
         """Steps and updates of all other groups, also of the run that is resumed, for checkpoints."""
