@@ -190,9 +190,6 @@ class Run:
         self.page_url: str | None = None
         self.result: TrainResult | None = None
         self.clock = TrainClock(created=started)
-        if self.resumed is not None:
-            with refused_if_damaged(self.resumed.path):
-                self.clock.go_on_from(*self.resumed.run["clock"])
         self.directory = RunDirectory(
             self.config.run_dir, self.config.checkpoints_kept, self.resumed is not None
         )
@@ -336,6 +333,9 @@ class Run:
         require_float32()
         require_descriptors(self.config.actors)
         require_processes(self.config.actors)
+        if self.resumed is not None:
+            with refused_if_damaged(self.resumed.path):
+                self.clock.go_on_from(*self.resumed.run["clock"])
         await self._serve_page(stack)
         self.reporter.show(self.snapshot())
         with single_error():
@@ -746,11 +746,16 @@ class Run:
         )
         if self.group is not None:
             return self.group.shown(made)
-        steps, updates = made_by_others(self.resumed, self.config.groups)
-        if self.resumed is not None and not self.built:  # the learner has no numbers yet
-            steps, updates = steps + self.resumed.env_steps, updates + self.resumed.meta.updates
+        steps, updates = self._made_before()
         metrics = over_groups(made.metrics, [{"time/total_timesteps": steps, "train/n_updates": updates}])
         return dataclasses.replace(made, total_steps=self.whole[0].total_steps, metrics=metrics)
+
+    def _made_before(self) -> tuple[int, int]:
+        """Steps and updates of a resumed run's other groups, and of this one until the learner counts them."""
+        steps, updates = made_by_others(self.resumed, self.config.groups)
+        if self.resumed is None or self.built:
+            return steps, updates
+        return steps + self.resumed.env_steps, updates + self.resumed.meta.updates
 
     def others(self) -> dict[str, list[int]]:
         """Steps and updates of all other groups, also of the run that is resumed, for checkpoints."""

@@ -163,7 +163,9 @@ def test_waiting_of_the_start_up_is_not_counted_though_it_is_told_at_the_first_s
     reporter = make_reporter(TrainerConfig(env="CartPole-v1", algo="dqn"), clock)
     clock.start()
     now = 0.1
-    reporter.count_waiting(3.0)  # an actor that was ready 2.95 s before the clock started has made its first step
+    reporter.count_waiting(
+        3.0
+    )  # an actor that was ready 2.95 s before the clock started has made its first step
     assert reporter.actor_wait_seconds == pytest.approx(0.1)
     now = 1.1
     reporter.count_waiting(3.25)
