@@ -144,6 +144,17 @@ def imported_algorithm(text: str) -> str:
         ) from error
 
 
+def importable_name(record: object) -> str | None:
+    """`module:Class` of a user's record that another process can import; None for the package's, and of a script."""
+    kind = type(record)
+    own = (
+        kind.__module__.partition(".")[0] not in ("asyncrl", "__main__") and kind.__qualname__.isidentifier()
+    )
+    if not own or not all(hasattr(kind, name) for name in _ASKED_FOR):
+        return None
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
 def algorithm_name(text: str) -> str:
     """Name of the algorithm that `text` (such as `PPO` or `QR-DQN`) stands for; `text` itself if there is none."""
     plain = "".join(filter(str.isalnum, text.lower()))

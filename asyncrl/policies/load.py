@@ -23,7 +23,7 @@ from asyncrl.policies.portable_policy import PortablePolicy
 from asyncrl.protocols import Algorithm
 from asyncrl.storage.checkpoint import CHECKPOINT, CheckpointFolder, read_policy
 from asyncrl.storage.checkpoint_meta import CheckpointMeta
-from asyncrl.storage.config_file import make_record
+from asyncrl.storage.config_file import import_own_algorithm, make_record
 from asyncrl.storage.run_files import NETWORK, environment_of_run, network_of_run, unpickled_network
 from asyncrl.storage.tensor_file import begins_as, refused
 
@@ -65,11 +65,13 @@ def load(
 def load_named(name: str, checkpoint: str | None = None) -> tuple[PortablePolicy, str]:
     """Load the policy that a command names, and return it with the name of its file; see `load`.
 
-    Pickles of the user's own files are trusted, as whoever names a script runs it; those of the hub are not.
+    Pickles of the user's own files are trusted, as whoever names a script runs it; those of the hub are not. So is the
+    module of a user's algorithm, which a run's `config.toml` names.
     """
     if hub.is_address(name):
         return load(name, checkpoint=checkpoint), name
     file = checkpoint_file(Path(name).expanduser(), checkpoint)
+    import_own_algorithm(file.parent.parent / "config.toml")
     return load(name, checkpoint=checkpoint, trusted=True), str(file)
 
 

@@ -303,6 +303,8 @@ class PortablePolicy(TrainedPolicy):
     def save(self, path: str | Path, *, critics: bool = False) -> Path:
         """Write the policy to one file, which `asyncrl.load` reads, and return its path. An existing file is replaced.
 
+        Folders of the path that do not exist are made.
+
         The file holds weights (with the statistics of normalised observations), options, the environment (its id with
         keyword arguments and wrappers, or its cloudpickled factory), and the cloudpickled factory of a user-defined
         network.
@@ -317,8 +319,9 @@ class PortablePolicy(TrainedPolicy):
             ConfigurationError: the critics are wanted, and this policy has none.
             OSError: the file cannot be written.
         """
-        path = Path(path).expanduser()
-        write_policy(path, self.file(critics=critics))
+        path, contents = Path(path).expanduser(), self.file(critics=critics)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_policy(path, contents)
         return path
 
     def file(self, *, critics: bool = False) -> PolicyFile:

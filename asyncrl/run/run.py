@@ -195,9 +195,6 @@ class Run:
         self.page_url: str | None = None
         self.result: TrainResult | None = None
         self.clock = TrainClock(created=started)
-        if self.resumed is not None:
-            with refused_if_damaged(self.resumed.path):
-                self.clock.go_on_from(*self.resumed.run["clock"])
         self.directory = RunDirectory(config.run_dir, config.checkpoints_kept, self.resumed is not None)
         self.callbacks = Callbacks(trainer, callbacks, self.stop, self.fail)
         self.reporter = Reporter(config, self.clock, on_snapshot, self.callbacks, exact=self.algorithm.exact)
@@ -336,6 +333,9 @@ class Run:
         require_float32()
         require_descriptors(self.config.actors)
         require_processes(self.config.actors)
+        if self.resumed is not None:
+            with refused_if_damaged(self.resumed.path):
+                self.clock.go_on_from(*self.resumed.run["clock"])
         await self._serve_page(stack)
         self.reporter.show(self.snapshot())
         with single_error():
@@ -748,16 +748,16 @@ class Run:
         )
         if self.group is not None:
             return self.group.shown(made)
-        steps, updates = self._made_elsewhere()
+        steps, updates = self._made_before()
         metrics = over_groups(made.metrics, [{"time/total_timesteps": steps, "train/n_updates": updates}])
         return dataclasses.replace(made, total_steps=self.whole_config.total_steps, metrics=metrics)
 
-    def _made_elsewhere(self) -> tuple[int, int]:
-        """Steps and updates of groups that are no more, and of the resumed run until the learner counts them."""
+    def _made_before(self) -> tuple[int, int]:
+        """Steps and updates of a resumed run's other groups, and of this one until the learner counts them."""
         steps, updates = self._made_by_others
-        if self.resumed is not None and not self.built:
-            return steps + self.resumed.env_steps, updates + self.resumed.meta.updates
-        return steps, updates
+        if self.resumed is None or self.built:
+            return steps, updates
+        return steps + self.resumed.env_steps, updates + self.resumed.meta.updates
 
     def others(self) -> dict[str, list[int]]:
         """Steps and updates of all other groups, also of the run that is resumed, for checkpoints."""

@@ -1,8 +1,9 @@
 """Read and write `config.toml`, the options of a run in a file from which it can be trained again.
 
 Table `[trainer]` holds the fields of `TrainerConfig`; a table named after an algorithm (`[dqn]`) holds that algorithm's
-hyper-parameters. Omitted options have their defaults. A mistake raises ASYNC017, which names the file, the path of the
-key and, for an unknown key, the nearest known option.
+hyper-parameters. Omitted options have their defaults. The key `algorithm`, before the tables, is module and class of an
+algorithm of the user's, which is imported when the file is read. A mistake raises ASYNC017, which names the file, the
+path of the key and, for an unknown key, the nearest known option.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from typing import Any, TypeVar
 
 import tomli_w
 
+from asyncrl.algorithms.registry import ALGORITHMS, importable_name, imported_algorithm
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import factory_name
 from asyncrl.errors import ConfigurationError
 from asyncrl.options import coerce, functions_of, near_miss, option_help, option_values, texts_of_mapping
 
 R = TypeVar("R")
+
+ALGORITHM = "algorithm"
+"""Key of a user's algorithm, `module:Class`."""
 
 TRAINER = "trainer"
 """Name of the table with the fields of `TrainerConfig`."""
@@ -54,6 +59,19 @@ def read_trainer(file: Path) -> dict[str, Any]:
     return _checked_table(TrainerConfig, _parse(file).get(TRAINER, {}), file, TRAINER, {})
 
 
+def import_own_algorithm(file: Path) -> None:
+    """Import the user's algorithm that a run's file names; nothing if it names none, or cannot be read.
+
+    Raises:
+        ConfigurationError: it cannot be imported.
+    """
+    try:
+        parsed = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return
+    _with_algorithm(parsed)
+
+
 def _known_paths(algorithms: Mapping[str, type]) -> list[str]:
     """Every `table.option`. Loads all algorithms, so it is called only for an unknown key."""
     records = {TRAINER: TrainerConfig, **algorithms}
@@ -68,7 +86,7 @@ def _nearest_first(paths: list[str], file: Path) -> list[str]:
 
 def _parse(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return _with_algorithm(tomllib.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
         what = f"the configuration file cannot be read: {error.strerror}"
         raise ConfigurationError(what, facts={"file": file}, fix="check the path") from error
@@ -76,6 +94,15 @@ def _parse(file: Path) -> dict[str, Any]:
         why = "it is nested too deep" if isinstance(error, RecursionError) else error
         what = f"{file.name} is not a TOML file: {why}"
         raise ConfigurationError(what, facts={"file": file}, fix="correct the file at that place") from error
+
+
+def _with_algorithm(parsed: dict[str, Any]) -> dict[str, Any]:
+    """Import the user's algorithm that a file names, unless its name is known; return the tables alone."""
+    own = parsed.pop(ALGORITHM, None)
+    name = parsed[TRAINER].get("algo") if isinstance(parsed.get(TRAINER), dict) else None
+    if isinstance(own, str) and ":" in own and name not in ALGORITHMS:
+        imported_algorithm(own)
+    return parsed
 
 
 def _checked_table(
@@ -116,7 +143,9 @@ def make_record(record: type[R], values: Mapping[str, Any], *, file: Path, path:
 
 def dump_config(config: TrainerConfig, algorithm: Any) -> str:
     """Return both records as TOML: every option below its help; an option that is None or a function is a comment."""
-    return _table(TRAINER, config) + "\n" + _table(config.algo, algorithm)
+    own = importable_name(algorithm)
+    first = f"# Module and class of the algorithm\n{_assignment(ALGORITHM, own)}\n\n" if own else ""
+    return first + _table(TRAINER, config) + "\n" + _table(config.algo, algorithm)
 
 
 def options_by_table(config: TrainerConfig, algorithm: Any) -> dict[str, dict[str, Any]]:

@@ -88,6 +88,36 @@ def test_the_installed_command_finds_a_module_of_the_working_directory(tmp_path:
     assert "unknown option --mine.margn; did you mean --mine.margin?" in done.stderr
 
 
+def test_another_process_finds_the_algorithm_of_a_run_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = inspect.getsource(sys.modules[__name__]).split("@pytest.fixture")[0]
+    (tmp_path / "my_module.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_module", raising=False)
+    run = tmp_path / "run"
+    small: dict[str, Any] = {"num_actors": 1, "envs_per_actor": 2, "http": "off", "target_eval_episodes": 1}
+    name = imported_algorithm("my_module:Mine")
+    Trainer("CartPole-v1", ALGORITHMS[name](), run_dir=run, **small).learn(total_steps=50, progress=False)
+    assert 'algorithm = "my_module:Mine"' in (run / "config.toml").read_text()
+    code = (
+        "from pathlib import Path; from asyncrl.policies.load import load_named; "
+        "from asyncrl.storage.resume import options_of_run; print(load_named('run')[0].meta.algo); "
+        "print(type(options_of_run(Path('run'))[1]).__module__)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(asyncrl.__file__).parent.parent)}
+
+    def elsewhere(code: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-P", "-c", code]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        )
+
+    assert "the algorithm my_module:Mine cannot be imported" in elsewhere(code).stderr
+    done = elsewhere("import sys; sys.path.append('.'); " + code)
+    assert done.stdout.split() == ["mine", "my_module"], done.stderr
+
+
 def test_a_learning_rate_as_a_function_replaces_the_schedule_of_a_preset() -> None:
     presets = load_presets("c51").items()
     env = next(name for name, preset in presets if preset.algorithm.get("learning_rate_schedule") == "linear")

@@ -35,7 +35,7 @@ from asyncrl.policies.portable_policy import PortablePolicy
 def test_every_algorithm_acts_the_same_from_its_file(case: str, tmp_path: Path) -> None:
     algorithm, action = CASES[case]
     policy = portable(algorithm, EnvSpec("any", (6,), "float32", action))
-    again = asyncrl.load(policy.save(tmp_path / "x.policy"))
+    again = asyncrl.load(policy.save(tmp_path / "new" / "folder" / "x.policy"))
     obs = np.random.default_rng(1).normal(size=(50, 6)).astype(np.float32) * 3
     assert np.array_equal(again.predict(obs)[0], policy.predict(obs)[0])
     for made in (policy, again):
