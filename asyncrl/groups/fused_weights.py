@@ -11,6 +11,9 @@ its staleness is s = v - b fusions, and
 FedAsync mixes instead, F <- (1 - w) F + w x with the group's weights x. Here deltas are added in full: N groups of one
 speed move F by the sum of what they learned, about sqrt(N) times the mean if their deltas are independent.
 
+Fusing three deltas at a time (FedBuff, Nguyen et al. 2022), as a sum or a mean, took as many steps and bytes to a
+target as fusing each as it comes (docs/results.md, "Buffered fusion"), so there is no option for it.
+
 Of running statistics a delta holds the values x, and F <- (1 - w) F + w x with the same weight w = (1 + s)^-a.
 """
 
