@@ -350,6 +350,8 @@ class PortablePolicy(TrainedPolicy):
     def export_onnx(self, path: str | Path) -> Path:
         """Write the greedy policy as an ONNX model, which runs without asyncrl (see `onnx_export`). Returns its path.
 
+        Folders of the path that do not exist are made.
+
         Raises:
             ConfigurationError: onnx is not installed, or torch cannot export the user's policy or network.
             OSError: the file cannot be written.
@@ -357,6 +359,7 @@ class PortablePolicy(TrainedPolicy):
         from asyncrl.policies.onnx_export import export_onnx
 
         path = Path(path).expanduser()
+        path.parent.mkdir(parents=True, exist_ok=True)
         export_onnx(self, path, self.describe(), {"env": self.meta.env, "algo": self.meta.algo})
         return path
 

@@ -71,8 +71,8 @@ def test_an_export_that_finds_the_disk_full_says_so(
     said = capsys.readouterr().err
     assert "the policy cannot be written: No space left on device" in said
     assert str(older) in said
-    assert main(["export", str(policy), f"--{what}", str(older.parent / "no" / "file")]) == 1
-    assert "cannot be written: No such file or directory" in capsys.readouterr().err
+    assert main(["export", str(policy), f"--{what}", str(older / "below" / "file")]) == 1
+    assert "cannot be written: Not a directory" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("full_disk")
