@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from headless_browser import Chromium
 from shared_fork_server import SharedProcess, own_fork_server, shared_fork_server
 
@@ -45,6 +46,13 @@ def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ASYNCRL_RUNS", str(folder))
         yield folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cuda_is_initialised() -> None:
+    """Open the descriptors that CUDA keeps for the life of a process before a test counts its own."""
+    if torch.cuda.is_available():
+        torch.ones(1, device="cuda").sum().item()
 
 
 @pytest.fixture(autouse=True)

@@ -96,6 +96,16 @@ class Learner:
         return float(used / self.seconds(calls))
 
 
+def full_ring(layout: RingLayout) -> Segment:
+    """A ring in which all rows but one are published, with random observations."""
+    segment = Segment.create("ring", layout.arrays())
+    writer = RingWriter(segment, layout)
+    RingReader(segment, layout).grant(layout.num_slots)
+    writer.obs[:] = np.random.default_rng(0).integers(0, 256, writer.obs.shape, dtype=np.uint8)
+    writer.publish(layout.num_slots - 1)
+    return segment
+
+
 def copy_rates(report: Report, segment: Segment, layout: RingLayout, repeats: int) -> None:
     """Measure copies of rows into the mirror, and of the same bytes from one pinned block."""
     replay = PrioritizedReplay(
@@ -121,6 +131,7 @@ def copy_rates(report: Report, segment: Segment, layout: RingLayout, repeats: in
             there.copy_(block, non_blocking=True)
         torch.cuda.synchronize()
         rates["limit"].append(16 * block.numel() / (time.perf_counter() - start) / 1e9)
+    mirror.close()
     for name, values in rates.items():
         report.add(f"copy_{name}", values, "GB/s")
     report.add_ratio("copy_rows_256_to_limit", rates["rows_256"], rates["limit"])
@@ -138,15 +149,11 @@ def main() -> None:
     report = Report("gpu")
     report.note("gpu", torch.cuda.get_device_name())
     layout = RingLayout(ENVS, STEPS // ENVS, SPEC)
-    segment = Segment.create("ring", layout.arrays())
-    writer = RingWriter(segment, layout)
-    RingReader(segment, layout).grant(layout.num_slots)
-    writer.obs[:] = np.random.default_rng(0).integers(0, 256, writer.obs.shape, dtype=np.uint8)
-    writer.publish(layout.num_slots - 1)
-    copy_rates(report, segment, layout, parsed.repeats)
+    segments = {name: full_ring(layout) for name in CONTENDERS}  # memory can be registered once only
+    copy_rates(report, segments["cpu"], layout, parsed.repeats)
     for size in (32, 256):
         learners = {
-            name: Learner(segment, layout, size, name != "cpu", options)
+            name: Learner(segments[name], layout, size, name != "cpu", options)
             for name, options in CONTENDERS.items()
         }
         for learner in learners.values():
@@ -159,6 +166,8 @@ def main() -> None:
             report.add(f"batch_{size}_{name}_updates_per_second", rates[name], "1/s")
             report.add_ratio(f"batch_{size}_{name}_to_cpu", rates[name], rates["cpu"])
             report.add(f"batch_{size}_{name}_busy", [learner.busy(parsed.calls)], "")
+            if learner.mirror is not None:
+                learner.mirror.close()
     for choice in ("cpu", "cuda"):
         algorithm = DQN.preset("asyncrl/Catch-v0", frame_stack=2, discipline="relaxed", replay_device=choice)
         run = train(

@@ -72,6 +72,7 @@ def test_random_operations_give_the_rows_that_actors_wrote(
         check_against_twin(r)
         assert len(checked) > 20
         assert max(len(written) for written in r.twin.rows) > 2 * slots, "the rings must wrap"
+        mirror.close()
 
 
 def test_places_interpreted() -> None:
@@ -122,6 +123,8 @@ def test_updates_equal_those_on_batches_of_the_cpu(device: str, spec: EnvSpec) -
             assert (batch.obs == 7).all() == mirrored, "nobody gathers twice"
             weights.append(np.empty(core.weight_count, np.float32))
             core.write_weights(weights[-1])
+            if mirror is not None:
+                mirror.close()
         if device == "cpu":
             assert np.array_equal(*weights)
         else:
