@@ -120,7 +120,8 @@ class QLearningUpdate(ReplayUpdate):
         if self._noise is not None:
             self._noise.draw()
         self._optimizer.set_learning_rate(config.learning_rate_at(self._updates, self._progress))
-        if config.cuda_graph and self.vector.on_step is None:
+        graph = config.own_network is None if config.cuda_graph is None else config.cuda_graph
+        if graph and self.vector.on_step is None:
             self._graphed()
         else:
             self._compute(buffers)

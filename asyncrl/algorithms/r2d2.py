@@ -114,6 +114,7 @@ class R2D2(RecurrentQLearning):
     beta_start: float = 0.6
     beta_end: float = 0.6
     samples_per_insert: float | None = 8.0
+    cuda_graph: bool | None = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -81,6 +81,8 @@ class ValueDecomposition(RecurrentQLearning):
     bound_targets: bool = True
     """Clip bootstrapped values to the range that the team's observed rewards and gamma imply."""
 
+    cuda_graph: bool | None = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("dueling", "noisy", "cuda_graph"):

@@ -39,10 +39,10 @@ from benchmarks.harness.report import Report, by_turns, script_parser
 STEPS, ENVS = 65_536, 8
 SPEC = EnvSpec("atari", (84, 84), "uint8", DiscreteAction(6))
 CONTENDERS: dict[str, dict[str, Any]] = {
-    "cpu": {},
-    "mirror": {},
+    "cpu": {"cuda_graph": False},
+    "mirror": {"cuda_graph": False},
     "mirror_graph": {"cuda_graph": True},
-    "mirror_bfloat16": {"matmul_precision": "bfloat16"},
+    "mirror_bfloat16": {"cuda_graph": False, "matmul_precision": "bfloat16"},
     "mirror_graph_bfloat16": {"cuda_graph": True, "matmul_precision": "bfloat16"},
 }
 
@@ -168,6 +168,7 @@ def main() -> None:
             report.add(f"batch_{size}_{name}_busy", [learner.busy(parsed.calls)], "")
             if learner.mirror is not None:
                 learner.mirror.close()
+        report.write()
     for choice in ("cpu", "cuda"):
         algorithm = DQN.preset("asyncrl/Catch-v0", frame_stack=2, discipline="relaxed", replay_device=choice)
         run = train(

@@ -55,7 +55,7 @@ def test_updates_are_those_of_the_cpu(name: str, setting: str, monkeypatch: pyte
         update_both(algorithm, spec, on_host, on_device, rough="bfloat16" in setting)
     host, device = weights_of(on_host), weights_of(on_device)
     # Convolutions of cuDNN and products of `medium` and `bfloat16` round as the processor's do not.
-    tolerance = 0.2 if setting.endswith(("bfloat16", "medium")) else 0.02
+    tolerance = 0.2 if setting.endswith(("bfloat16", "medium")) else 0.05
     assert 0 < np.linalg.norm(device - host) < tolerance * np.linalg.norm(host - begun)
     assert on_device.metrics().keys() == on_host.metrics().keys()
     copy = algorithm.make_updater(spec, "cuda", 4)

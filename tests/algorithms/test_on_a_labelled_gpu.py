@@ -57,6 +57,7 @@ GRAPHS = {
     f"graph of {name}": (kind, {**options, "cuda_graph": True})
     for name, (kind, options) in Q_SETTINGS.items()
 }
+Q_SETTINGS = {name: (kind, {**options, "cuda_graph": False}) for name, (kind, options) in Q_SETTINGS.items()}
 BOX_SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("box", {}),
     "prioritized": ("box", {"prioritized": True, "max_grad_norm": 1.0}),
