@@ -12,6 +12,8 @@ from pathlib import Path
 
 from asyncrl.errors import ConfigurationError
 
+_NAMED = re.compile(r"-s\d+-\d{8}-\d{6}(?:-(\d+))?$")
+
 
 def runs_folder() -> Path:
     """Folder of the runs: `ASYNCRL_RUNS`, or `runs` in the working directory."""
@@ -53,16 +55,38 @@ def new_run_dir(env: str, algo: str, seed: int, now: time.struct_time | None = N
     return path
 
 
+def claim(run_dir: Path) -> Path:
+    """Create a directory named by `new_run_dir`, with the next number if another run has taken the name meanwhile.
+
+    Commands that start in the same second have the same name. Other directories are returned as they are.
+    """
+    named = _NAMED.search(run_dir.name)
+    if run_dir.parent != runs_folder() or named is None:
+        return run_dir
+    stem, count = run_dir.name.removesuffix(f"-{named[1]}"), int(named[1] or 1)
+    while True:
+        path = run_dir if count == 1 else run_dir.with_name(f"{stem}-{count}")
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            count += 1
+        except OSError:
+            return path  # the run says why it cannot write there
+
+
 def remove_if_never_trained(run_dir: Path) -> None:
     """Remove a directory named by `new_run_dir` whose run failed before its first step, and `runs` if it is empty then.
 
     Otherwise a misspelt environment would leave one at every attempt. The error message is sufficient.
     """
-    if run_dir.parent != runs_folder() or not re.search(r"-s\d+-\d{8}-\d{6}(-\d+)?$", run_dir.name):
+    if run_dir.parent != runs_folder() or not _NAMED.search(run_dir.name):
         return
     with contextlib.suppress(OSError, ValueError, KeyError):
-        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-        if summary["env_steps"] == 0 and not any((run_dir / "checkpoints").iterdir()):
-            shutil.rmtree(run_dir)
-            if not os.environ.get("ASYNCRL_RUNS"):
-                run_dir.parent.rmdir()  # OSError if it holds other runs
+        if any(run_dir.iterdir()):
+            summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+            if summary["env_steps"] != 0 or any((run_dir / "checkpoints").iterdir()):
+                return
+        shutil.rmtree(run_dir)
+        if not os.environ.get("ASYNCRL_RUNS"):
+            run_dir.parent.rmdir()  # OSError if it holds other runs

@@ -19,7 +19,7 @@ from asyncrl.algorithms import ALGORITHMS, over_preset
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
 from asyncrl.cli.flags import Parser, given_flags, merged
 from asyncrl.cli.interrupts import Interrupts
-from asyncrl.cli.run_name import new_run_dir, remove_if_never_trained
+from asyncrl.cli.run_name import claim, new_run_dir, remove_if_never_trained
 from asyncrl.cli.train_flags import (
     above_preset,
     algorithms_named,
@@ -194,20 +194,25 @@ def run(options: tuple[TrainerConfig, Algorithm] | SeedOptions, server: ForkServ
         server.close()  # every run has its own
         return _run_seeds(options)
     config, algorithm = options
+    if config.run_dir is not None and os.environ.get("RANK", "0") == "0":
+        config = dataclasses.replace(config, run_dir=str(claim(Path(config.run_dir))))
     with Interrupts() as interrupts:  # before the imports, the longest part of the start
-        from asyncrl.cli.training import train
-
         try:
+            from asyncrl.cli.training import train
+
             return train(config, algorithm, server, interrupts)
-        except UserError:
+        except BaseException as error:
             if config.run_dir is not None:
                 remove_if_never_trained(Path(config.run_dir))
+            # A rule that is checked when the run is built: a pace that deadlocks.
+            if isinstance(error, ValueError) and not isinstance(error, UserError):
+                return reported_as_usage(error, "train", algorithm.name)
             raise
-        except ValueError as error:  # a rule that is checked when the run is built: a pace that deadlocks
-            return reported_as_usage(error, "train", algorithm.name)
 
 
 def _run_seeds(options: SeedOptions) -> int:
+    folders = {seed: None if folder is None else claim(folder) for seed, folder in options.folders.items()}
+    options = dataclasses.replace(options, folders=folders)
     with Interrupts() as interrupts:
         from asyncrl.cli.seeds import train_seeds
 

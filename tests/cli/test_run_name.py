@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.cli.run_name import new_run_dir, remove_if_never_trained
+from asyncrl.cli.run_name import claim, new_run_dir, remove_if_never_trained
 from asyncrl.cli.train import parse
 
 NOW = time.struct_time((2026, 3, 4, 5, 6, 7, 0, 0, 0))
@@ -24,6 +24,32 @@ def test_a_name_says_environment_algorithm_seed_and_time(
     assert new_run_dir("CartPole-v1", "dqn", 3, NOW).name == "CartPole-v1-dqn-s3-20260304-050607-2"
     (tmp_path / "CartPole-v1-dqn-s3-20260304-050607-2").mkdir()
     assert new_run_dir("CartPole-v1", "dqn", 3, NOW).name == "CartPole-v1-dqn-s3-20260304-050607-3"
+
+
+def test_commands_of_one_second_have_directories_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASYNCRL_RUNS", str(tmp_path / "runs"))
+    named = [new_run_dir("CartPole-v1", "dqn", 3, NOW) for _ in range(3)]
+    assert len(set(named)) == 1, "nothing is created when an option may still be wrong"
+    claimed = [claim(path) for path in named]
+    assert [path.name[-9:] for path in claimed] == ["04-050607", "-050607-2", "-050607-3"]
+    assert claim(claimed[1]) == claimed[0].with_name(claimed[0].name + "-4")
+    assert all(path.is_dir() for path in claimed)
+    mine = tmp_path / "mine"
+    assert claim(mine) == mine and not mine.exists()
+    for path in claimed:  # a command that ends before its run wrote anything
+        remove_if_never_trained(path)
+        assert not path.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_left_to_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASYNCRL_RUNS", str(tmp_path / "file"))
+    (tmp_path / "file").touch()
+    named = new_run_dir("CartPole-v1", "dqn", 3, NOW)
+    assert claim(named) == named
 
 
 @pytest.mark.parametrize(
