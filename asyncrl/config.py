@@ -184,7 +184,7 @@ class TrainerConfig:
     """Directory of the run's files; none writes no files. By default a command creates one in `runs/`."""
 
     init_from: str | None = None
-    """Begin with the policy of this run or file; optimiser, critics and counters begin anew."""
+    """Begin with the policy of this run or file, and its critics if the algorithm is the same; the rest begins anew."""
 
     report_interval_seconds: Positive = 1.0
     """Maximum seconds between reports to the terminal, the page and `metrics.jsonl`; each evaluation reports too."""

@@ -99,6 +99,10 @@ class ActorCritic(SegmentNetworks):
         """Weights of the value network, a copy `[1, P]` on the host, in the order of `OnPolicy.critic_layout`."""
         return self._value.by_copy()
 
+    def load_critic(self, weights: Tensor) -> None:
+        """Copy what `critic_weights` returned."""
+        self._value.load_copies(weights)
+
 
 class NetworksPass(Protocol):
     """Pass of policy and value network over R rows; see `ActorCriticPass`."""

@@ -155,6 +155,12 @@ class IQLUpdate(ReplayUpdate):
         weights: NDArray[np.float32] = self.critics.by_copy().numpy()
         return weights
 
+    @torch.no_grad()
+    def begin_with_critics(self, weights: NDArray[np.float32]) -> None:
+        """Begin with what `critic_weights` returned, in the critics and their targets."""
+        for critics in (self.critics, self.target_critics):
+            critics.load_copies(torch.from_numpy(weights))
+
     def _begin_network(self, flat: Tensor) -> None:
         self.policy.flat.copy_(flat)
 

@@ -202,6 +202,11 @@ class OnPolicyUpdate(Stateful):
         self.nets.begin_with(torch.from_numpy(np.array(weights, np.float32)), env_steps)
 
     @torch.no_grad()
+    def begin_with_critics(self, weights: NDArray[np.float32]) -> None:
+        """Begin with the value network that `critic_weights` returned."""
+        self.nets.load_critic(torch.from_numpy(weights))
+
+    @torch.no_grad()
     def metrics(self) -> Mapping[str, float]:
         """Learning rate and scalars of the last gradient step; waits for the device."""
         values = {"train/learning_rate": self._learning_rate}

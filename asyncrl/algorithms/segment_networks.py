@@ -142,6 +142,10 @@ class SegmentNetworks(Stateful):
         """Weights of a value network beside the published ones; None without one."""
         return None
 
+    def load_critic(self, weights: Tensor) -> None:
+        """Copy what `critic_weights` returned."""
+        raise NotImplementedError
+
     def begin_with(self, weights: Tensor, env_steps: int) -> None:
         """Restore what `write_weights` wrote, `[weight_count]`, with its statistics as those of `env_steps` steps."""
         self.parameters[: self._acting_count].copy_(weights[: self._acting_count])

@@ -55,14 +55,23 @@ class SharedTrunkActorCritic(ActorCritic):
 
     def critic_weights(self) -> Tensor:
         """Weights of the trunk with the value's head in place of the policy's, a copy `[1, P]` on the host."""
+        return torch.cat([tensor.detach().reshape(-1) for tensor in self._critic()])[None].cpu()
+
+    def load_critic(self, weights: Tensor) -> None:
+        """Copy what `critic_weights` returned: the trunk, which is the policy's as well, and the value's head."""
+        tensors = self._critic()
+        for tensor, values in zip(tensors, weights[0].split([t.numel() for t in tensors]), strict=True):
+            tensor.detach().copy_(values.view(tensor.shape))
+
+    def _critic(self) -> list[Tensor]:
+        """Tensors of the trunk, with the value's head in place of the policy's."""
         policy, value = self._policy, self._value
         assert isinstance(policy, ModuleNetwork) and isinstance(value, ModuleNetwork)
         trunk: Any = policy.modules[0]
         head: Any = value.modules[0]
         replaced = trunk.head if self.layout.cell is not None else trunk.head[-1]
         own = {id(replaced.weight): head.weight, id(replaced.bias): head.bias}
-        parts = [own.get(id(tensor), tensor).detach().reshape(-1) for tensor in tensors_of([trunk])]
-        return torch.cat(parts)[None].cpu()
+        return [own.get(id(tensor), tensor) for tensor in tensors_of([trunk])]
 
     def make_pass(self, rows: int, gradient: bool) -> SharedPass:
         """Make a pass over `rows` rows (of whole streams if recurrent), with or without a backward pass."""

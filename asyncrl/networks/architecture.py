@@ -64,6 +64,10 @@ class Network(Protocol):
         """Parameters as copies `[C, P]` on the host: a row has those of one copy, in the order of a single network."""
         ...
 
+    def load_copies(self, weights: Tensor) -> None:
+        """Copy what `by_copy` returned."""
+        ...
+
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the parameters on the host, by name."""
         ...

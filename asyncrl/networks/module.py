@@ -60,6 +60,13 @@ class ModuleNetwork(NamedTensors):
         each = [torch.cat([t.detach().reshape(-1) for t in tensors_of([module])]) for module in self.modules]
         return torch.stack(each).cpu()
 
+    def load_copies(self, weights: Tensor) -> None:
+        """Copy what `by_copy` returned."""
+        for module, row in zip(self.modules, weights, strict=True):
+            tensors = tensors_of([module])
+            for tensor, values in zip(tensors, row.split([t.numel() for t in tensors]), strict=True):
+                tensor.detach().copy_(values.view(tensor.shape))
+
     def _views(self) -> dict[str, Tensor]:
         return {
             f"{f'{c}.' if self.ensemble else ''}{name}": tensor

@@ -161,11 +161,20 @@ class MLPParameters(NamedTensors):
 
     def by_copy(self) -> Tensor:
         """Return copies `[C, P]` on the host, each perceptron's parameters in the order of one perceptron."""
+        return torch.cat([part.flatten(1) for part in self._in_order()], dim=1).cpu()
+
+    def load_copies(self, weights: Tensor) -> None:
+        """Copy what `by_copy` returned."""
+        parts = self._in_order()
+        for part, values in zip(parts, weights.split([p[0].numel() for p in parts], dim=1), strict=True):
+            part.copy_(values.view(part.shape))
+
+    def _in_order(self) -> list[Tensor]:
+        """Parameters `[C, ...]`, layer by layer."""
         norms: Sequence[tuple[Tensor, ...]] = self.norms or [()] * len(self.weights)
         hidden = zip(self.weights, self.biases, norms, strict=True)
         parts = [part for weight, bias, norm in hidden for part in (weight, bias, *norm)]
-        parts += [self.head, self.head_bias]
-        return torch.cat([part.flatten(1) for part in parts], dim=1).cpu()
+        return [*parts, self.head, self.head_bias]
 
     def _views(self) -> dict[str, Tensor]:
         layers = [*zip((w.transpose(1, 2) for w in self.weights), self.biases, strict=True)]

@@ -41,13 +41,21 @@ def policy_to_begin_with(path: Path, algorithm: Algorithm, spec: EnvSpec) -> Por
     return policy
 
 
-def begin_with_policy(core: Updater, policy: PortablePolicy) -> None:
-    """Copy the policy's weights into the learner's new networks. Raises `CheckpointError` if they do not fit."""
+def begin_with_policy(core: Updater, policy: PortablePolicy, algorithm: Algorithm, spec: EnvSpec) -> None:
+    """Copy the policy's weights into the learner's new networks. Raises `CheckpointError` if they do not fit.
+
+    Critics that the policy has are copied as well if the run has the same algorithm, and critics of the same shape:
+    new ones would lead a good policy astray until they have learned what it is worth.
+    """
     try:
         begin_with = getattr(core, "begin_with", None)
         if begin_with is None:
             raise ValueError(f"{type(core).__name__} does not say how it takes a policy's weights")
         begin_with(policy.weights, policy.meta.env_steps)
+        begin_with_critics = getattr(core, "begin_with_critics", None)
+        same = policy.meta.algo == algorithm.name and policy.critics is not None
+        if same and begin_with_critics is not None and policy.critic_layout == algorithm.critic_layout(spec):
+            begin_with_critics(policy.critics)
     except ValueError as error:
         raise CheckpointError(
             f"this algorithm cannot begin with a policy's weights: {error}",

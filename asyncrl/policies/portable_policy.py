@@ -76,8 +76,8 @@ class PortablePolicy(TrainedPolicy):
         self.meta = meta
         self.source = source
         self.critics = critics
-        if critics is not None and critics.shape != self._critic_layout.shape:
-            raise ValueError(f"critics must have shape {self._critic_layout.shape}, got {critics.shape}")
+        if critics is not None and critics.shape != self.critic_layout.shape:
+            raise ValueError(f"critics must have shape {self.critic_layout.shape}, got {critics.shape}")
 
     # --- what was learned --------------------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class PortablePolicy(TrainedPolicy):
     def _values(self, obs: NDArray[Any], _: Any) -> NDArray[np.float32]:
         if isinstance(self.policy, QPolicy):
             return self.policy.values(obs)
-        averaged = self._critic_layout.outputs > 1  # TQC averages all atoms of all critics
+        averaged = self.critic_layout.outputs > 1  # TQC averages all atoms of all critics
         reduce = np.mean if averaged else np.min
         values: NDArray[np.float32] = reduce(self._judged(obs, None), axis=1)
         return values
@@ -236,7 +236,7 @@ class PortablePolicy(TrainedPolicy):
     def _judged(self, obs: NDArray[Any], action: NDArray[Any] | None) -> NDArray[np.float32]:
         """Values `[B, C]` by the critics, of states or of actions, None for the greedy ones."""
         policy: Any = self.policy
-        if action is None and self._critic_layout.action is not None:
+        if action is None and self.critic_layout.action is not None:
             action = policy.greedy(obs)
         memory = memory_of(policy)
         state = None if memory is None else memory.state
@@ -266,7 +266,7 @@ class PortablePolicy(TrainedPolicy):
         return array
 
     @cached_property
-    def _critic_layout(self) -> Any:
+    def critic_layout(self) -> Any:
         """`CriticLayout`; None of an algorithm whose critic does not judge a policy's own observation."""
         layout: CriticLayout | None = self.algorithm.critic_layout(self.meta.spec)  # type: ignore[attr-defined]
         return layout
@@ -274,12 +274,12 @@ class PortablePolicy(TrainedPolicy):
     @cached_property
     def _critics(self) -> Critics:
         assert self.critics is not None
-        return Critics(self.spec, self._critic_layout, self.critics)
+        return Critics(self.spec, self.critic_layout, self.critics)
 
     def _require(self, name: str) -> None:
         """Raise ConfigurationError if the algorithm does not have this, or needs critics that are not there."""
         algo, offered = self.meta.algo, _offered(self.policy)
-        central = isinstance(self.policy, StochasticPolicy | BoxPolicy) and self._critic_layout is None
+        central = isinstance(self.policy, StochasticPolicy | BoxPolicy) and self.critic_layout is None
         if central:
             offered = tuple(own for own in offered if own not in OF_CRITICS)
         if name not in offered:

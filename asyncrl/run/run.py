@@ -903,7 +903,7 @@ def make_updater(
     take_own_gpu(device)
     core = agent_policies.make_updater(algorithm, spec, device, seed)
     if first is not None:
-        begin_with_policy(core, first)
+        begin_with_policy(core, first, algorithm, spec)
     prepare_quietly(without=("asyncrl.replay", "asyncrl.shm.requests"))  # `Run._probe` prepares these
     return core
 

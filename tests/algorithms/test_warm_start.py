@@ -6,12 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
-from asyncrl import A2C, C51, DQN, PPO, QRDQN, R2D2, SAC, TD3, CrossQ
+from asyncrl import A2C, C51, DQN, IQL, PPO, QRDQN, R2D2, SAC, TD3, TQC, CrossQ
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
 
 DISCRETE = EnvSpec("discrete", (4,), "float32", DiscreteAction(3))
 BOX = EnvSpec("box", (4,), "float32", BoxAction((-1.0, -1.0), (1.0, 1.0), (2,)))
+
+IMAGES = EnvSpec("images", (21, 21), "uint8", DiscreteAction(3))
+
+
+def perceptron(inputs: int, outputs: int) -> nn.Module:
+    """A network of the user's own."""
+    return nn.Sequential(nn.Linear(inputs, 8), nn.Tanh(), nn.Linear(8, outputs))
 
 
 def weights_of(core: Any) -> Any:
@@ -63,6 +71,35 @@ def test_targets_follow() -> None:
     core.begin_with(weights_of(donor), 1)
     assert (core.target_policy.flat == donor.policy.flat).all()
     assert not (core.critics.flat == donor.critics.flat).all(), "critics begin fresh"
+
+
+@pytest.mark.parametrize(
+    ("record", "spec"),
+    [
+        (SAC(hidden_sizes=(8, 6)), BOX),
+        (TD3(hidden_sizes=(8,)), BOX),
+        (TQC(hidden_sizes=(8,)), BOX),
+        (SAC(hidden_sizes=(8,), network=perceptron), BOX),
+        (IQL(hidden_sizes=(8,)), BOX),
+        (PPO(hidden_sizes=(8, 6)), DISCRETE),
+        (PPO(network="small"), IMAGES),
+        (PPO(hidden_sizes=(8,), recurrent="gru", recurrent_size=8), DISCRETE),
+        (A2C(hidden_sizes=(8,), network=perceptron), DISCRETE),
+    ],
+    ids=["sac", "td3", "tqc", "own sac", "iql", "ppo", "shared trunk", "recurrent", "own a2c"],
+)
+def test_critics_and_their_targets_are_those_of_the_policy(record: Any, spec: EnvSpec) -> None:
+    donor, core = (record.make_updater(spec, "cpu", seed) for seed in (1, 2))
+    critics = donor.critic_weights()
+    assert critics.shape == record.critic_layout(spec).shape
+    assert not np.array_equal(core.critic_weights(), critics)
+    core.begin_with(weights_of(donor), 1)
+    core.begin_with_critics(critics)
+    assert np.array_equal(core.critic_weights(), critics)
+    assert np.array_equal(weights_of(core), weights_of(donor))
+    if hasattr(core, "target_critics"):
+        assert (core.target_critics.flat == core.critics.flat).all()
+        assert (core.critics.flat == donor.critics.flat).all()
 
 
 def test_what_cannot_be_taken_apart_is_refused() -> None:

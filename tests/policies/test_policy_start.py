@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl import DQN, PPO, Trainer, load
+from asyncrl import DDPG, DQN, PPO, SAC, TD3, Trainer, load
 from asyncrl.errors import CheckpointError
 from asyncrl.policies.policy_start import policy_to_begin_with
 
@@ -39,6 +39,37 @@ def test_a_run_begins_with_the_policy_of_a_run_or_of_a_file(kept: Path, tmp_path
         result = trainer.learn(total_steps=1)
         assert result.summary["updates"] == 0
         assert np.array_equal(result.policy.weights, load(path).weights)
+
+
+@pytest.mark.parametrize("algorithm", [SAC, PPO])
+def test_critics_come_with_the_policy_of_a_run_and_not_with_another_algorithms(
+    algorithm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"hidden_sizes": (16,), **({"learning_starts": 100} if algorithm is SAC else {})}
+    run = tmp_path / "run"
+    Trainer("Pendulum-v1", algorithm(**options), run_dir=run, **SMALL).learn(total_steps=300)
+    kept = load(run)
+    assert kept.critics is not None
+    kept.save(tmp_path / "with.policy", critics=True)
+    kept.save(tmp_path / "without.policy")
+    for path, same in (
+        (run, True), (tmp_path / "with.policy", True), (tmp_path / "without.policy", False)
+    ):  # fmt: skip
+        still = algorithm(**options, learning_rate=1e-30)  # PPO trains on its first segment
+        trainer = Trainer("Pendulum-v1", still, init_from=path, **{**SMALL, "seed": 7})
+        policy = trainer.learn(total_steps=1).policy
+        assert np.array_equal(policy.weights, kept.weights)
+        assert np.array_equal(policy.critics, kept.critics) == same
+
+
+def test_critics_of_another_algorithm_are_left(tmp_path: Path) -> None:
+    """Of one network they may have the same shape, and value another policy."""
+    run = tmp_path / "run"
+    options: dict[str, Any] = {"hidden_sizes": (16,), "learning_starts": 100}
+    Trainer("Pendulum-v1", DDPG(**options), run_dir=run, **SMALL).learn(total_steps=300)
+    policy = Trainer("Pendulum-v1", TD3(**options), init_from=run, **SMALL).learn(total_steps=1).policy
+    assert np.array_equal(policy.weights, load(run).weights)
+    assert not np.array_equal(policy.critics[:1], load(run).critics[:1])
 
 
 def test_one_that_does_not_fit_is_refused_by_what_differs(kept: Path) -> None:
