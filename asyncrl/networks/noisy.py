@@ -99,6 +99,10 @@ class NoisyMLP(NamedTensors):
         """Return a copy `[1, P]` on the host of the vector, means and standard deviations."""
         return self.flat.detach()[None].cpu().clone()
 
+    def load_copies(self, weights: Tensor) -> None:
+        """Copy what `by_copy` returned."""
+        self.flat.copy_(weights[0])
+
     def _views(self) -> dict[str, Tensor]:
         found = self.mean._views()
         for name, view in self.sigma._views().items():

@@ -1,4 +1,4 @@
-"""What a policy forgets when it goes on in a changed environment: SAC on Pendulum-v1, whose gravity grows from 10 to 15.
+"""What a policy forgets when it goes on in a changed environment: SAC on Pendulum-v1, with gravity 10, then 15.
 
 Every seed makes four runs of SAC's preset, each of `--steps` steps:
 
@@ -40,8 +40,29 @@ EPISODES, ROWS = 100, 5_000
 
 def train(run: Path, gravity: float, seed: int, steps: int, *options: str) -> None:
     """Train SAC's preset by the command line."""
-    line = [sys.executable, "-m", "asyncrl", "train", ENV, "--algo", "sac", "--seed", str(seed), "--http", "off"]
-    line += ["--env-kwargs", f"g:{gravity}", "--steps", str(steps), "--run-dir", str(run), "--target-return", "none"]
+    line = [
+        sys.executable,
+        "-m",
+        "asyncrl",
+        "train",
+        ENV,
+        "--algo",
+        "sac",
+        "--seed",
+        str(seed),
+        "--http",
+        "off",
+    ]
+    line += [
+        "--env-kwargs",
+        f"g:{gravity}",
+        "--steps",
+        str(steps),
+        "--run-dir",
+        str(run),
+        "--target-return",
+        "none",
+    ]
     line += ["--eval-interval-steps", "500", "--eval-episodes", "10", *options]
     subprocess.run(line, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

@@ -25,7 +25,7 @@ UPDATES = 6
 
 
 def draw_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on draw the numbers of every generator on the CPU, from one seed: those of a GPU's generator are others."""
+    """From now on draw the numbers of every generator on the CPU, from one seed: a GPU's generator has others."""
     own: dict[int, tuple[Any, torch.Generator]] = {}
     for name in ("normal_", "uniform_"):
         fill = getattr(torch.Tensor, name)
@@ -71,7 +71,9 @@ def update_both(algorithm: Any, spec: EnvSpec, on_host: Any, on_device: Any, rou
         found = on_device.update(batch).priorities
         assert (found is None) == (expected is None)
         if expected is not None:
-            np.testing.assert_allclose(found, expected, rtol=0.1 if rough else 0.01, atol=0.05 if rough else 5e-3)
+            np.testing.assert_allclose(
+                found, expected, rtol=0.1 if rough else 0.01, atol=0.05 if rough else 5e-3
+            )
 
 
 SMALL: dict[str, Any] = {
@@ -95,10 +97,16 @@ REPLAY: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("env", "algorithm"),
     [
-        ("asyncrl/Catch-v0", DQN(**REPLAY, replay_device="cuda", inference="server", frame_stack=2, n_step=3)),
+        (
+            "asyncrl/Catch-v0",
+            DQN(**REPLAY, replay_device="cuda", inference="server", frame_stack=2, n_step=3),
+        ),
         ("asyncrl/Catch-v0", DQN(**REPLAY, replay_device="cuda", cuda_graph=True, discipline="relaxed")),
         ("asyncrl/Catch-v0", DQN(**REPLAY, replay_device="auto", discipline="lockstep", prioritized=False)),
-        ("asyncrl/Catch-v0", R2D2(**REPLAY | {"batch_size": 2}, sequence_length=8, burn_in=4, recurrent_size=8)),
+        (
+            "asyncrl/Catch-v0",
+            R2D2(**REPLAY | {"batch_size": 2}, sequence_length=8, burn_in=4, recurrent_size=8),
+        ),
         ("asyncrl/Catch-v0", PPO(hidden_sizes=(16,), segment_length=16)),
         ("Pendulum-v1", SAC(**REPLAY)),
     ],
