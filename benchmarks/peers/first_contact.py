@@ -4,7 +4,7 @@ A job is one run of one side: an algorithm by its default record (or by its peer
 `unseen.py`, with one seed and a number of steps. Greedy episodes evaluate it at one, two, three and four fifths of its
 steps (10 episodes) and at its end (30 episodes or more, by the same seeds and code for both sides). Results are
 appended to `results/first_contact.jsonl`, a line per job; a job that is there is not run again. The key of a job of
-ours has its options, so that a changed default is a new job; peers' results are kept.
+ours has all its options as the run chooses them, so that a changed default is a new job; peers' results are kept.
 
     python -m benchmarks.peers.first_contact run --side sb3 --algo ppo --seeds 0-4          # fills in what is missing
     python -m benchmarks.peers.first_contact run --side asyncrl --algo ppo --half choose
@@ -35,7 +35,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,8 @@ EVALUATION_SEED = 1_000_000
 COPIES = 10
 """Environments that an evaluation steps side by side."""
 RESAMPLES = 2_000
+ADDED = {"goal_selection_strategy": "future"}
+"""Options that came after the first results, at the value that changes nothing."""
 Job = dict[str, Any]
 
 
@@ -253,15 +255,35 @@ def names_of(parsed: argparse.Namespace) -> list[str]:
 
 
 def digest(job: Job) -> str:
-    """Short digest of every option of the algorithm and of the run that decides what is learned."""
+    """Short digest of every option that decides what is learned, with the values that the run chooses for it.
+
+    Options that are off (none, false, 0, empty) or have the value of `ADDED` are left out, so that an option added later
+    changes no digest.
+    """
     import dataclasses
 
     from asyncrl.config import TrainerConfig
 
-    config = TrainerConfig(env="x", algo="x", **job["run_options"])
+    config = TrainerConfig(env="x", algo="x", total_steps=job["steps"], **job["run_options"])
+    chosen = record(job).for_run(config, spec_of_env(job["env"]))
+    own = dataclasses.asdict(chosen).items()
+    own = {name: value for name, value in own if value and ADDED.get(name) != value}
     run = {"num_actors": config.actors, "envs_per_actor": config.envs_per_actor}
-    text = json.dumps([dataclasses.asdict(record(job)), run], sort_keys=True, default=str)
+    text = json.dumps([own, run], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@cache
+def spec_of_env(name: str) -> Any:
+    """`EnvSpec` of an environment of the study."""
+    from asyncrl.envs.checks import close_env, spec_of
+    from asyncrl.envs.source import EnvSource
+
+    env: Any = EnvSource.from_user(partial(make, name)).build()
+    try:
+        return spec_of(name, env)
+    finally:
+        close_env(env)
 
 
 def key_of(job: Job) -> tuple[Any, ...]:
