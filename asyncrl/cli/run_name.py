@@ -13,6 +13,7 @@ from pathlib import Path
 from asyncrl.errors import ConfigurationError
 
 _NAMED = re.compile(r"-s\d+-\d{8}-\d{6}(?:-(\d+))?$")
+"""End of a name that `new_run_dir` makes, with the number behind it."""
 
 
 def runs_folder() -> Path:
@@ -83,10 +84,18 @@ def remove_if_never_trained(run_dir: Path) -> None:
     if run_dir.parent != runs_folder() or not _NAMED.search(run_dir.name):
         return
     with contextlib.suppress(OSError, ValueError, KeyError):
-        if any(run_dir.iterdir()):
-            summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-            if summary["env_steps"] != 0 or any((run_dir / "checkpoints").iterdir()):
-                return
-        shutil.rmtree(run_dir)
+        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+        if summary["env_steps"] == 0 and not any((run_dir / "checkpoints").iterdir()):
+            shutil.rmtree(run_dir)
+    remove_if_empty(run_dir)
+
+
+def remove_if_empty(run_dir: Path) -> None:
+    """Remove a directory that `claim` created and no run has written to, and `runs` if it is empty then."""
+    if run_dir.parent != runs_folder() or not _NAMED.search(run_dir.name):
+        return
+    with contextlib.suppress(OSError):  # it is not empty
+        if run_dir.exists():
+            run_dir.rmdir()
         if not os.environ.get("ASYNCRL_RUNS"):
-            run_dir.parent.rmdir()  # OSError if it holds other runs
+            run_dir.parent.rmdir()

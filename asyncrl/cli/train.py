@@ -19,7 +19,7 @@ from asyncrl.algorithms import ALGORITHMS, over_preset
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
 from asyncrl.cli.flags import Parser, given_flags, merged
 from asyncrl.cli.interrupts import Interrupts
-from asyncrl.cli.run_name import claim, new_run_dir, remove_if_never_trained
+from asyncrl.cli.run_name import claim, new_run_dir, remove_if_empty, remove_if_never_trained
 from asyncrl.cli.train_flags import (
     above_preset,
     algorithms_named,
@@ -201,13 +201,15 @@ def run(options: tuple[TrainerConfig, Algorithm] | SeedOptions, server: ForkServ
             from asyncrl.cli.training import train
 
             return train(config, algorithm, server, interrupts)
-        except BaseException as error:
+        except UserError:
             if config.run_dir is not None:
                 remove_if_never_trained(Path(config.run_dir))
-            # A rule that is checked when the run is built: a pace that deadlocks.
-            if isinstance(error, ValueError) and not isinstance(error, UserError):
-                return reported_as_usage(error, "train", algorithm.name)
             raise
+        except ValueError as error:  # a rule that is checked when the run is built: a pace that deadlocks
+            return reported_as_usage(error, "train", algorithm.name)
+        finally:
+            if config.run_dir is not None:
+                remove_if_empty(Path(config.run_dir))
 
 
 def _run_seeds(options: SeedOptions) -> int:
@@ -227,3 +229,6 @@ def _run_seeds(options: SeedOptions) -> int:
             if isinstance(error, UserError):
                 raise
             return reported_as_usage(error, "train", options.algorithm.name)
+        finally:
+            for folder in filter(None, options.folders.values()):
+                remove_if_empty(folder)

@@ -52,13 +52,10 @@ def begin_with_policy(core: Updater, policy: PortablePolicy, algorithm: Algorith
         if begin_with is None:
             raise ValueError(f"{type(core).__name__} does not say how it takes a policy's weights")
         begin_with(policy.weights, policy.meta.env_steps)
-        begin_with_critics, layout_of = (
-            getattr(core, "begin_with_critics", None),
-            getattr(algorithm, "critic_layout", None),  # a user's algorithm may have neither
-        )
-        if begin_with_critics is None or layout_of is None or policy.critics is None:
+        if policy.critics is None or policy.meta.algo != algorithm.name:
             return
-        if policy.meta.algo == algorithm.name and policy.critic_layout == layout_of(spec):
+        begin_with_critics = getattr(core, "begin_with_critics", None)  # a user's algorithm may not have it
+        if begin_with_critics is not None and policy.critic_layout == algorithm.critic_layout(spec):  # type: ignore[attr-defined]
             begin_with_critics(policy.critics)
     except ValueError as error:
         raise CheckpointError(

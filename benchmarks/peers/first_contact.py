@@ -257,8 +257,8 @@ def names_of(parsed: argparse.Namespace) -> list[str]:
 def digest(job: Job) -> str:
     """Short digest of every option that decides what is learned, with the values that the run chooses for it.
 
-    Options that are off (none, false, 0, empty) or have the value of `ADDED` are left out, so that an option added later
-    changes no digest.
+    Options that are off (none, false, 0, empty) or as in `ADDED` are left out, so that an option added later changes no
+    digest.
     """
     import dataclasses
 
@@ -266,8 +266,8 @@ def digest(job: Job) -> str:
 
     config = TrainerConfig(env="x", algo="x", total_steps=job["steps"], **job["run_options"])
     chosen = record(job).for_run(config, spec_of_env(job["env"]))
-    own = dataclasses.asdict(chosen).items()
-    own = {name: value for name, value in own if value and ADDED.get(name) != value}
+    options = dataclasses.asdict(chosen).items()
+    own = {name: value for name, value in options if value and ADDED.get(name) != value}
     run = {"num_actors": config.actors, "envs_per_actor": config.envs_per_actor}
     text = json.dumps([own, run], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
