@@ -58,7 +58,6 @@ from asyncrl.shm.ring_protocol import (
     must_sleep,
     publish_rows,
     published_or_corrupt,
-    record_episode,
     take_waiting,
 )
 from asyncrl.shm.segment import Segment, drop_views
@@ -207,10 +206,6 @@ class RingWriter(RingEnd):
         assert self.episode_opponent is not None, "the ring has frozen streams"
         first = int(self.header[EPISODES])
         self.episode_opponent[np.arange(first, first + len(opponents)) & (EPISODE_LOG - 1)] = opponents
-
-    def record_episode(self, episode_return: float, length: int) -> None:
-        """Log a finished episode: undiscounted return, and length in steps."""
-        record_episode(self.header, self.episode_return, self.episode_length, episode_return, length)
 
     def heartbeat(self, now_ns: int | None = None) -> None:
         """Store the time of a heartbeat, `time.monotonic_ns()` if not given."""

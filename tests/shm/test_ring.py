@@ -48,6 +48,11 @@ def ring() -> Iterator[tuple[RingWriter, RingReader]]:
 # ---- layout --------------------------------------------------------------------------------------
 
 
+def record(writer: RingWriter, episode_return: float, length: int) -> None:
+    """Log a finished episode."""
+    module.record_episode(writer.header, writer.episode_return, writer.episode_length, episode_return, length)
+
+
 def test_layout_is_stream_major_and_travels():
     layout = pickle.loads(pickle.dumps(LAYOUT))
     assert layout == LAYOUT
@@ -200,7 +205,7 @@ def test_a_fault_keeps_a_ring_from_being_read_or_granted_until_it_is_begun_again
     reader.grant(8)
     writer.publish(3)
     assert reader.reached(3) and not reader.reached(4)
-    writer.record_episode(1.0, 2)
+    record(writer, 1.0, 2)
     assert reader.episodes_since(0)[0] == 1
     writer.header[:] = np.random.default_rng(0).integers(-(1 << 62), 1 << 62, writer.header.shape[0])
     with pytest.raises(RingCorrupt, match="rows were published"):
@@ -239,7 +244,7 @@ def test_a_ring_begun_again_while_episodes_are_read_has_no_new_fault(ring, monke
     writer, reader = ring
     reader.grant(8)
     writer.publish(3)
-    writer.record_episode(1.0, 2)
+    record(writer, 1.0, 2)
     assert reader.episodes_since(0)[0] == 1
     reader.set_fault("found before")
     reader.abandoned = True
@@ -342,7 +347,7 @@ def test_statistics_show_what_the_actor_said(ring):
     writer.set_exploration(0.125)
     writer.heartbeat(12345)
     writer.slept(1_500_000_000)
-    writer.record_episode(10.0, 10)
+    record(writer, 10.0, 10)
     assert reader.statistics() == RingStatistics(
         published=4,
         fill=0.5,
@@ -363,11 +368,11 @@ def test_episodes_are_read_once_and_in_order(ring):
     reader.grant(8)
     count, returns, lengths, _ = reader.episodes_since(0)
     assert (count, returns.size, lengths.size) == (0, 0, 0)
-    writer.record_episode(1.5, 10)
-    writer.record_episode(2.5, 20)
+    record(writer, 1.5, 10)
+    record(writer, 2.5, 20)
     count, returns, lengths, _ = reader.episodes_since(count)
     assert (count, returns.tolist(), lengths.tolist()) == (2, [1.5, 2.5], [10, 20])
-    writer.record_episode(3.5, 30)
+    record(writer, 3.5, 30)
     count, returns, lengths, _ = reader.episodes_since(count)
     assert (count, returns.tolist(), lengths.tolist()) == (3, [3.5], [30])
 
@@ -376,7 +381,7 @@ def test_a_reader_that_comes_late_gets_the_newest_episodes(ring):
     writer, reader = ring
     reader.header[GRANTED] = EPISODE_LOG
     for i in range(EPISODE_LOG + 100):
-        writer.record_episode(i, i)
+        record(writer, i, i)
     count, returns, lengths, _ = reader.episodes_since(50)
     assert count == EPISODE_LOG + 100
     # The oldest entry is left out: the actor may be overwriting it at this moment.
