@@ -19,7 +19,7 @@ from asyncrl.acting.recurrent_module import RecurrentModule
 from asyncrl.acting.stochastic import ActorLayout
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.networks.architecture import Architecture
-from asyncrl.networks.module import ModuleGradient, ModuleNetwork
+from asyncrl.networks.module import ModuleGradient, ModuleNetwork, fill
 from asyncrl.networks.recurrent import Pieces, unroll
 
 
@@ -59,9 +59,7 @@ class SharedTrunkActorCritic(ActorCritic):
 
     def load_critic(self, weights: Tensor) -> None:
         """Copy what `critic_weights` returned: the trunk, which is the policy's as well, and the value's head."""
-        tensors = self._critic()
-        for tensor, values in zip(tensors, weights[0].split([t.numel() for t in tensors]), strict=True):
-            tensor.detach().copy_(values.view(tensor.shape))
+        fill(self._critic(), weights[0])
 
     def _critic(self) -> list[Tensor]:
         """Tensors of the trunk, with the value's head in place of the policy's."""

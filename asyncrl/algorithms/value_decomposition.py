@@ -86,8 +86,8 @@ class ValueDecomposition(RecurrentQLearning):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("dueling", "noisy", "cuda_graph"):
-            if getattr(self, name):
-                raise ValueError(f"{name} must be off for {self.name}, got True")
+            if getattr(self, name) is not False:
+                raise ValueError(f"{name} must be off for {self.name}, got {getattr(self, name)}")
 
     def check(self, spec: EnvSpec) -> None:
         """Refuse unsupported action spaces, and environments of one agent. Raises `SpacesDoNotFit` (ASYNC005)."""

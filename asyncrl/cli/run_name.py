@@ -12,9 +12,6 @@ from pathlib import Path
 
 from asyncrl.errors import ConfigurationError
 
-_NAMED = re.compile(r"-s\d+-\d{8}-\d{6}(?:-(\d+))?$")
-"""End of a name that `new_run_dir` makes, with the number behind it."""
-
 
 def runs_folder() -> Path:
     """Folder of the runs: `ASYNCRL_RUNS`, or `runs` in the working directory."""
@@ -38,7 +35,7 @@ def existing_folder(given: str | None, command: str) -> Path:
 
 
 def new_run_dir(env: str, algo: str, seed: int, now: time.struct_time | None = None) -> Path:
-    """`runs/<env>-<algo>-s<seed>-<yyyymmdd-hhmmss>`, with `-2`, `-3`, ... if that exists.
+    """`runs/<env>-<algo>-s<seed>-<yyyymmdd-hhmmss>`, for `claim`, which creates it.
 
     Args:
         env: the environment's id; characters unsuitable for a file name become a hyphen.
@@ -48,32 +45,30 @@ def new_run_dir(env: str, algo: str, seed: int, now: time.struct_time | None = N
     """
     stamp = time.strftime("%Y%m%d-%H%M%S", now or time.localtime())
     name = re.sub(r"[^A-Za-z0-9._]+", "-", env).strip("-.") or "env"
-    first = runs_folder() / f"{name}-{algo}-s{seed}-{stamp}"
-    path, count = first, 1
-    while path.exists():
-        count += 1
-        path = first.with_name(f"{first.name}-{count}")
-    return path
+    return runs_folder() / f"{name}-{algo}-s{seed}-{stamp}"
 
 
 def claim(run_dir: Path) -> Path:
-    """Create a directory named by `new_run_dir`, with the next number if another run has taken the name meanwhile.
+    """Create a directory named by `new_run_dir`, with `-2`, `-3`, ... if it exists, and return it.
 
     Commands that start in the same second have the same name. Other directories are returned as they are.
     """
-    named = _NAMED.search(run_dir.name)
-    if run_dir.parent != runs_folder() or named is None:
-        return run_dir
-    stem, count = run_dir.name.removesuffix(f"-{named[1]}"), int(named[1] or 1)
-    while True:
-        path = run_dir if count == 1 else run_dir.with_name(f"{stem}-{count}")
+    path, count = run_dir, 1
+    while _is_named(run_dir):
         try:
             path.mkdir(parents=True)
-            return path
+            break
         except FileExistsError:
             count += 1
+            path = run_dir.with_name(f"{run_dir.name}-{count}")
         except OSError:
-            return path  # the run says why it cannot write there
+            break  # the run says why it cannot write there
+    return path
+
+
+def _is_named(run_dir: Path) -> bool:
+    """Whether a directory has a name of `new_run_dir` or `claim`."""
+    return run_dir.parent == runs_folder() and bool(re.search(r"-s\d+-\d{8}-\d{6}(-\d+)?$", run_dir.name))
 
 
 def remove_if_never_trained(run_dir: Path) -> None:
@@ -81,7 +76,7 @@ def remove_if_never_trained(run_dir: Path) -> None:
 
     Otherwise a misspelt environment would leave one at every attempt. The error message is sufficient.
     """
-    if run_dir.parent != runs_folder() or not _NAMED.search(run_dir.name):
+    if not _is_named(run_dir):
         return
     with contextlib.suppress(OSError, ValueError, KeyError):
         summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
@@ -92,7 +87,7 @@ def remove_if_never_trained(run_dir: Path) -> None:
 
 def remove_if_empty(run_dir: Path) -> None:
     """Remove a directory that `claim` created and no run has written to, and `runs` if it is empty then."""
-    if run_dir.parent != runs_folder() or not _NAMED.search(run_dir.name):
+    if not _is_named(run_dir):
         return
     with contextlib.suppress(OSError):  # it is not empty
         if run_dir.exists():

@@ -63,9 +63,7 @@ class ModuleNetwork(NamedTensors):
     def load_copies(self, weights: Tensor) -> None:
         """Copy what `by_copy` returned."""
         for module, row in zip(self.modules, weights, strict=True):
-            tensors = tensors_of([module])
-            for tensor, values in zip(tensors, row.split([t.numel() for t in tensors]), strict=True):
-                tensor.detach().copy_(values.view(tensor.shape))
+            fill(tensors_of([module]), row)
 
     def _views(self) -> dict[str, Tensor]:
         return {
@@ -73,6 +71,12 @@ class ModuleNetwork(NamedTensors):
             for c, module in enumerate(self.modules)
             for name, tensor in module.state_dict().items()
         }
+
+
+def fill(tensors: Sequence[Tensor], flat: Tensor) -> None:
+    """Copy `flat`, the values of the tensors one after the other, into them."""
+    for tensor, values in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        tensor.detach().copy_(values.view(tensor.shape))
 
 
 class ModulePass:

@@ -312,6 +312,7 @@ def test_options() -> None:
     for options, text in (
         ({"recurrent": "none"}, "recurrent must be one of gru, lstm"),
         ({"noisy": True}, "noisy must be off for r2d2"),
+        ({"cuda_graph": None}, "cuda_graph must be off for r2d2"),
         ({"sequence_length": 0}, "sequence_length must be at least 1, got 0"),
         ({"sequence_period": 0}, "sequence_period must be at least 1, got 0"),
         ({"burn_in": -1}, "burn_in must be at least 0, got -1"),

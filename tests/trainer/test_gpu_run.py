@@ -1,14 +1,16 @@
-"""Whole runs on a labelled GPU: learner, mirror and inference server in threads of their own, actors on the CPU."""
+"""Whole runs on a labelled GPU and on a real one: learner, mirror and inference server in threads of their own."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from labelled_device import LabelledDevice
 
-from asyncrl import DQN, R2D2, Trainer
+from asyncrl import DQN, PPO, R2D2, SAC, Trainer, load
 from asyncrl.learning import mirror
 
 SMALL: dict[str, Any] = {
@@ -29,15 +31,19 @@ REPLAY: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        DQN(**REPLAY, replay_device="cuda", inference="server", frame_stack=2, n_step=3),
-        DQN(**REPLAY, replay_device="auto", discipline="lockstep", prioritized=False),
-        R2D2(**REPLAY | {"batch_size": 2}, sequence_length=8, burn_in=4, recurrent_size=8),
-    ],
-    ids=["mirror and server", "lockstep", "recurrent"],
-)
+ALGORITHMS = {
+    "mirror and server": DQN(**REPLAY, replay_device="cuda", inference="server", frame_stack=2, n_step=3),
+    "lockstep": DQN(**REPLAY, replay_device="auto", discipline="lockstep", prioritized=False),
+    "recurrent": R2D2(**REPLAY | {"batch_size": 2}, sequence_length=8, burn_in=4, recurrent_size=8),
+}
+ON_A_GPU = ALGORITHMS | {
+    "graph": DQN(**REPLAY, replay_device="cuda", cuda_graph=True, discipline="relaxed"),
+    "ppo": PPO(hidden_sizes=(16,), segment_length=16),
+    "sac": SAC(**REPLAY),
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
 def test_a_run_on_a_gpu_trains_and_gives_everything_back(
     algorithm: Any, labelled_device: LabelledDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,3 +60,15 @@ def test_a_run_on_a_gpu_trains_and_gives_everything_back(
     assert registered == ([1] if algorithm.replay_device != "cpu" else [])
     assert not labelled_device.registered, "memory of the rings is registered after the run"
     torch.ones(1, device="cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("algorithm", ON_A_GPU.values(), ids=ON_A_GPU)
+def test_a_run_trains_and_its_policy_acts_on_the_cpu(algorithm: Any, tmp_path: Path) -> None:
+    env = "Pendulum-v1" if algorithm.name == "sac" else "asyncrl/Catch-v0"
+    result = Trainer(env, algorithm, run_dir=tmp_path / "run", **SMALL).learn()
+    assert result.summary["updates"] >= 10 and result.summary["env_steps"] >= 300
+    loaded = load(tmp_path / "run")
+    spec = loaded.spec.stacked(algorithm.frame_stack)
+    obs = np.ones((4, *spec.observation_shape), spec.observation_dtype)
+    np.testing.assert_allclose(result.policy.predict(obs)[0], loaded.predict(obs)[0], atol=1e-3)
