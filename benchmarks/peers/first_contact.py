@@ -48,8 +48,7 @@ RESULTS = FOLDER / "results" / "first_contact.jsonl"
 STEPS = {
     **dict.fromkeys(("ppo", "a2c", "recurrent_ppo", "impala"), 100_000),
     **dict.fromkeys(("dqn", "qrdqn"), 50_000),
-    **dict.fromkeys(("sac", "td3", "ddpg"), 20_000),
-    "tqc": 10_000,
+    **dict.fromkeys(("sac", "td3", "ddpg", "tqc"), 20_000),
 }
 """Environment steps of a run, times the environment's `share`."""
 DISCRETE_ONLY, CONTINUOUS_ONLY = ("dqn", "qrdqn"), ("sac", "td3", "ddpg", "tqc")
@@ -60,7 +59,7 @@ EVALUATION_SEED = 1_000_000
 COPIES = 10
 """Environments that an evaluation steps side by side."""
 RESAMPLES = 2_000
-ADDED = {"goal_selection_strategy": "future"}
+ADDED = {"goal_selection_strategy": "future", "advantage_floor": 0.0}
 """Options that came after the first results, at the value that changes nothing."""
 Job = dict[str, Any]
 
