@@ -358,7 +358,8 @@ def report(parsed: argparse.Namespace) -> None:
             if (line["env"], line["side"], line.get("algo")) == (name, "sb3", parsed.algo)
             and line["seed"] in parsed.seeds
         ]
-        if not ours or not theirs or name not in baseline:
+        theirs = [line for line in theirs if ours and line["steps"] == ours[0]["steps"]]
+        if not theirs or name not in baseline:
             continue
         row, normalised = compared(name, ours, theirs, baseline[name])
         rows.append(row)
