@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal, Self
+
+import numpy as np
 
 from asyncrl.acting.schedules import ramp, value_at
 from asyncrl.algorithms.action_spaces import check_action_space
@@ -17,6 +20,10 @@ from asyncrl.protocols import UpdateLoopName
 SAMPLED_GOALS = 4
 """Relabelled transitions per one with its own goal, as in the experiments of Andrychowicz et al. and in
 Stable-Baselines3."""
+LEAST_CAPACITY, MOST_CAPACITY = 100_000, 1_000_000
+"""Bounds of `replay_capacity` where it is none."""
+CAPACITY_BYTES = 2**29
+"""Observations, in bytes, up to which `replay_capacity` exceeds `LEAST_CAPACITY` where it is none."""
 _SAMPLES = {"sequences": "sequences", "joint": "joint transitions"}
 """What is sampled where it is not single transitions, by update loop."""
 
@@ -71,8 +78,8 @@ class OffPolicy(Hyperparameters):
     goal_reward: GoalReward | None = field(default=None, metadata={"option": False})
     """Function `(achieved, desired, info)` from batches of goals to rewards; none: the environment's compute_reward."""
 
-    replay_capacity: Count = 100_000
-    """Capacity of the replay in environment steps, over all actors."""
+    replay_capacity: Count | None = None
+    """Environment steps that the replay holds, over all actors; none: those of the run, from 100,000 to a million."""
 
     learning_starts: Count = 1_000
     """Environment steps over all actors before the first update."""
@@ -133,7 +140,7 @@ class OffPolicy(Hyperparameters):
                 f"got {self.n_sampled_goal}"
             )
         for name in ("learning_starts", "batch_size"):
-            if (value := getattr(self, name)) > self.replay_capacity:
+            if self.replay_capacity is not None and (value := getattr(self, name)) > self.replay_capacity:
                 raise ValueError(
                     f"{name} must be at most replay_capacity ({self.replay_capacity}), got {value}"
                 )
@@ -173,6 +180,9 @@ class OffPolicy(Hyperparameters):
         without it nothing is learned from them. Real-valued observations are then normalised, as by Plappert et al.
         (2018): a goal is a difference of a few hundredths between places that are all near one point. SAC in FetchReach
         has a success rate of 1.0 after 3,000 steps with it and after 16,000 and more without (docs/results.md).
+
+        The replay holds all steps of the run up to a million, as many as fit into `CAPACITY_BYTES` of observations, and
+        at least `LEAST_CAPACITY`.
         """
         goals, count = goals_of(spec), self.n_sampled_goal
         if count == "auto":
@@ -182,7 +192,18 @@ class OffPolicy(Hyperparameters):
         if normalized is None:
             real = goals is not None and goals.leaf.kind == "values" and not goals.as_bytes
             normalized = bool(count) and real and self.replay_device != "cuda"
-        return replace(self, n_sampled_goal=count, normalize_observations=normalized)
+        capacity = self.replay_capacity
+        if capacity is None:
+            step = (
+                math.prod(spec.observation_shape)
+                * np.dtype(spec.observation_dtype).itemsize
+                * spec.num_agents
+            )
+            wanted = min(config.total_steps or LEAST_CAPACITY, MOST_CAPACITY, CAPACITY_BYTES // max(1, step))
+            capacity = max(LEAST_CAPACITY, self.learning_starts, self.batch_size, wanted)
+        return replace(
+            self, n_sampled_goal=count, normalize_observations=normalized, replay_capacity=capacity
+        )
 
     def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
         """No fields: a row needs only observation, action, reward and flags."""

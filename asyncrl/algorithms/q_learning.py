@@ -13,14 +13,15 @@ command line shows its help and an actor unpickles its policy without delay.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.schedules import EpsilonSchedule, RateRange
 from asyncrl.algorithms.off_policy import OffPolicy
+from asyncrl.config import TrainerConfig
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.options import Coefficient, Count, Fraction, FunctionOfProgress, NotNegative, Positive
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from asyncrl.acting.policies import QLayout, QPolicy
+
+LEAST_EXPLORATION = 10_000
+"""Least `exploration_steps` where they are none, and those of a run without a number of steps."""
 
 
 class QLoss(NamedTuple):
@@ -111,8 +115,8 @@ class QLearning(OffPolicy):
     exploration_final: Fraction = 0.05
     """Final epsilon, after `exploration_steps`."""
 
-    exploration_steps: NotNegative = 10_000
-    """Environment steps, over all actors, in which epsilon falls linearly to `exploration_final`."""
+    exploration_steps: NotNegative | None = None
+    """Environment steps, over all actors, in which epsilon falls; none: a tenth of the run's, at least 10,000."""
 
     exploration_ladder: Coefficient = 0.0
     """Ape-X exponent: stream i of M explores with epsilon^(1 + ladder i / (M - 1)); 0: all streams alike."""
@@ -131,12 +135,19 @@ class QLearning(OffPolicy):
             if self.own_network is not None and getattr(self, name):
                 raise ValueError(f"{name} must be off where network is given, got {getattr(self, name)}")
 
+    def for_run(self, config: TrainerConfig, spec: EnvSpec) -> Self:
+        """See `OffPolicy.for_run`; epsilon falls in a tenth of the run's steps, or in `LEAST_EXPLORATION` if more."""
+        record = super().for_run(config, spec)
+        if record.exploration_steps is not None:
+            return record
+        return replace(record, exploration_steps=max(LEAST_EXPLORATION, (config.total_steps or 0) // 10))
+
     def make_policy(self, spec: EnvSpec) -> QPolicy:
         """Make an epsilon-greedy policy with zero weights, without importing torch. Raises `SpacesDoNotFit`."""
         epsilon = EpsilonSchedule(
             initial=self.exploration_initial,
             final=self.exploration_final,
-            steps=self.exploration_steps,
+            steps=LEAST_EXPLORATION if self.exploration_steps is None else self.exploration_steps,
             ladder=self.exploration_ladder,
             repeat=self.exploration_repeat,
             function=self.exploration,

@@ -49,13 +49,15 @@ def replay_layout(config: TrainerConfig, algorithm: OffPolicy, spec: EnvSpec) ->
         ReplayTooLarge: all rings together need more memory than is free (ASYNC010).
     """
     environments = config.actors * config.envs_per_actor
+    capacity = algorithm.replay_capacity
+    assert capacity is not None, "for_run has chosen it"
     rows = max(
         32,
         4 * (algorithm.sample_rows + algorithm.frame_stack - 1),
-        math.ceil(algorithm.replay_capacity / environments),
+        math.ceil(capacity / environments),
     )
     layout = _layout(config, algorithm, spec, rows)
-    what = f"replay_capacity of {algorithm.replay_capacity:,} steps is larger than memory"
+    what = f"replay_capacity of {capacity:,} steps is larger than memory"
     return _fitting(config, layout, what, "set replay_capacity to {:,} or less")
 
 

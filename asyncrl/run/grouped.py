@@ -367,6 +367,21 @@ def share_of_algorithm(algorithm: AlgorithmT, groups: int) -> AlgorithmT:
     return made
 
 
+def share_of_chosen(algorithm: AlgorithmT, whole: AlgorithmT, groups: int) -> AlgorithmT:
+    """Return a group's record with its share of those options in `STEP_OPTIONS` that were left to the run.
+
+    Args:
+        algorithm: the group's record; None is an option that is left to the run.
+        whole: the record of all groups, with what the run has chosen.
+        groups: their number.
+    """
+    left = [name for name in STEP_OPTIONS if getattr(algorithm, name, 0) is None]
+    chosen: dict[str, Any] = {name: _part(getattr(whole, name), groups) for name in left}
+    record: Any = algorithm
+    made: AlgorithmT = dataclasses.replace(record, **chosen)
+    return made
+
+
 def seed_of(seed: int, rank: int) -> int:
     """Seed of a group; rank 0 has the run's seed."""
     return seed if rank == 0 else int(np.random.SeedSequence((seed, rank)).generate_state(1)[0])

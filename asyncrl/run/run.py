@@ -81,7 +81,7 @@ from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.env_kwargs import EnvKwargsChanges
 from asyncrl.run.episode_window import Ratings
 from asyncrl.run.evaluate import EvaluationFilms, EvaluationSchedule
-from asyncrl.run.grouped import Group, made_by_others, without_others
+from asyncrl.run.grouped import Group, made_by_others, share_of_chosen, without_others
 from asyncrl.run.machine import (
     ResourceMeter,
     choose_device,
@@ -348,6 +348,10 @@ class Run:
         if self.spec.vector_envs is not None:
             self.config = dataclasses.replace(self.config, envs_per_actor=self.spec.vector_envs)
         self.whole_algorithm = _for_run(self.whole_algorithm, self.whole_config, self.spec)
+        if self.group is not None:
+            self.algorithm = share_of_chosen(
+                self.algorithm, self.whole_algorithm, self.group.session.place.size
+            )
         self.algorithm = _for_run(self.algorithm, self.config, self.spec)
         self._write_options()
         with single_error():

@@ -544,3 +544,34 @@ def test_a_users_network_has_no_dueling_head_and_no_noise(option: str) -> None:
 def test_making_a_record_does_not_import_torch() -> None:
     code = "import sys; from asyncrl import algorithms; algorithms.DQN(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("total", "exploration", "capacity"),
+    [
+        (20_000, 10_000, 100_000),
+        (100_000, 10_000, 100_000),
+        (250_000, 25_000, 250_000),
+        (10_000_000, 1_000_000, 1_000_000),
+        (None, 10_000, 100_000),
+    ],
+)
+def test_exploration_and_replay_follow_from_the_steps_of_the_run(
+    total: int | None, exploration: int, capacity: int
+) -> None:
+    config = TrainerConfig(env="any", algo="dqn", total_steps=total)
+    chosen = DQN().for_run(config, EnvSpec("any", (4,), "float32", DiscreteAction(2)))
+    assert (chosen.exploration_steps, chosen.replay_capacity) == (exploration, capacity)
+
+
+def test_a_replay_of_large_observations_is_not_chosen_larger_than_half_a_gibibyte() -> None:
+    config = TrainerConfig(env="any", algo="dqn", total_steps=2_000_000)
+
+    def capacity(*shape: int, **options: Any) -> int | None:
+        spec = EnvSpec("any", shape, "uint8", DiscreteAction(2))
+        return DQN(**options).for_run(config, spec).replay_capacity
+
+    assert capacity(42, 42) == 2**29 // 42**2 == 304_348
+    assert capacity(84, 84) == 100_000, "as many at least"
+    assert capacity(84, 84, replay_capacity=300_000) == 300_000
+    assert capacity(84, 84, learning_starts=150_000) == 150_000

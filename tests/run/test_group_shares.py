@@ -37,6 +37,7 @@ from asyncrl.run.grouped import (
     seed_of,
     share_of,
     share_of_algorithm,
+    share_of_chosen,
     shared_options,
     without_others,
 )
@@ -122,6 +123,7 @@ class Second:
     """The second of three groups, which has no connection to the others."""
 
     leads, among, max_env_steps, resumed = True, (4, 6), 100, None
+    session = SimpleNamespace(place=SimpleNamespace(size=3))
 
     def __init__(self, config: TrainerConfig, algorithm: Any) -> None:
         self.config, self.algorithm = self.whole_config, self.whole_algorithm = config, algorithm
@@ -238,6 +240,19 @@ def test_steps_of_the_algorithm_are_divided_and_batches_are_not() -> None:
     assert share_of_algorithm(SAC(random_steps=100), 2).random_steps == 50
     assert share_of_algorithm(SAC(random_steps=None), 2).random_steps is None
     assert share_of_algorithm(PPO(), 2) == PPO()
+
+
+def test_what_the_run_has_chosen_is_divided_too() -> None:
+    """A group with `async` fusion has the steps of the whole run in its options, and makes only its share of them."""
+    config = TrainerConfig(env="CartPole-v1", algo="dqn", total_steps=400_000)
+    whole = DQN(learning_starts=1000).for_run(config, SPEC)
+    assert (whole.exploration_steps, whole.replay_capacity) == (40_000, 400_000)
+    own = share_of_chosen(share_of_algorithm(DQN(learning_starts=1000), 4), whole, 4)
+    assert (own.exploration_steps, own.replay_capacity, own.learning_starts) == (10_000, 100_000, 250)
+    assert own.for_run(config, SPEC).exploration_steps == 10_000
+    given = share_of_algorithm(DQN(exploration_steps=8000, replay_capacity=50_000), 4)
+    assert share_of_chosen(given, whole, 4) == given
+    assert share_of_chosen(PPO(), PPO(), 4) == PPO() and share_of_chosen(SAC(), SAC(), 4) == SAC()
 
 
 def test_options_of_a_machine_may_differ_between_ranks() -> None:
