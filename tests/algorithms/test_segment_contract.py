@@ -482,6 +482,8 @@ def test_a_users_network_is_policy_and_value(name: str, kind: str) -> None:
     policy.load_weights(weights_of(core))
     assert policy.weight_count == core.weight_count
     before = core.nets.parameters.clone()
+    for segment in segments:
+        segment.fresh = False  # the scales of observations and rewards stay as they are
     iterate(core, segments)
     first = core.metrics()["train/value_loss"]
     assert (core.nets.parameters != before).float().mean() > 0.9
