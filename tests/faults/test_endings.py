@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -44,6 +45,7 @@ from asyncrl.run.saving import CheckpointSaver
 from asyncrl.storage.checkpoint import CheckpointFolder, read_policy
 from asyncrl.storage.run_directory import RunDirectory
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors would import torch with this module
 PACKAGE = str(Path(asyncrl.__file__).parent.parent)
 SMALL: dict[str, Any] = {
     "envs_per_actor": 2,

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import gymnasium
 import pytest
 from small_records import small
@@ -29,6 +30,8 @@ from asyncrl.storage.checkpoint import CheckpointFolder, read_policy
 from asyncrl.trainer import running
 from asyncrl.trainer import trainer as trainer_module
 from asyncrl.trainer.trainer import SERVED_SECONDS
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors would import torch with this module
 
 
 def trainer(env: Any = "CartPole-v1", **options: Any) -> Trainer:
