@@ -2,6 +2,9 @@
 
 A server process serves one run at a time and never runs an environment's code, so a run that ends in good order can
 leave it to the next one. What a test does to it (kill, suspension, a fork that is never answered) ends it as usual.
+
+It has imported pytest and asyncrl's public names, too: each process whose environment is a test module's imports that
+module, which takes it 0.25 s of CPU less.
 """
 
 from __future__ import annotations
@@ -18,6 +21,19 @@ import asyncrl.actors.forkserver as forkserver
 from asyncrl.actors.server_process import ServerProcess
 
 _CLOSE_SECONDS = 2.0
+_SERVE = """
+import runpy
+import asyncrl.actors.forking as forking
+own = forking._preload
+
+def preload():
+    import pytest
+    exec("from asyncrl import *", {})
+    own()
+
+forking._preload = preload
+runpy.run_module("asyncrl.actors.forkserver", run_name="__main__", alter_sys=True)
+"""
 
 
 class SharedProcess(ServerProcess):
@@ -27,6 +43,7 @@ class SharedProcess(ServerProcess):
         kept: the process that waits for the next run, or None.
     """
 
+    command = ("-c", _SERVE)
     kept: SharedProcess | None = None
 
     def __new__(cls, *_: float) -> SharedProcess:

@@ -45,8 +45,8 @@ MORE = {
     "train": FEW_STEPS,
     "train --config": f"{FEW_STEPS} --run-dir runs/other",  # which `diff` compares
     "train --help": "",
-    "train CartPole-v1 --algo dqn --steps 50k --seeds": f"{FEW_STEPS} --seeds 2",
-    "tune": "--trials 1 --steps 500 --held-out 0 --jobs 1 --actors 1",
+    "train CartPole-v1 --algo dqn --steps 50k --seeds": f"{FEW_STEPS} --seeds 2 --jobs 1",
+    "tune": "--trials 1 --steps 500 --held-out 0 --jobs 1 --actors 1 --eval-episodes 1 --target-eval-episodes 1",
     "resume": "--steps +200 --http off --eval-episodes 1",
     "eval": "--episodes 2",
     "enjoy": "--episodes 1",

@@ -46,10 +46,13 @@ class ServerProcess:
         request_seconds: time limit of a fork or of sending a signal.
 
     Attributes:
+        command: arguments of Python that start it, before the descriptor of its socket and the main process's id.
         pid: process id of the server; that of its guardian until the "ready" frame.
         was_ready: whether the "ready" frame has arrived.
         lost: reason why it is lost or closed, or "".
     """
+
+    command: tuple[str, ...] = ("-m", "asyncrl.actors.forkserver")
 
     def __init__(self, ready_seconds: float, request_seconds: float) -> None:
         self._request_seconds = request_seconds
@@ -63,7 +66,7 @@ class ServerProcess:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = _start(theirs)
+                self._process = _start(self.command, theirs)
         except BaseException:
             ours.close()
             raise
@@ -199,7 +202,7 @@ class ServerProcess:
                 os.killpg(pid, signal.SIGKILL)
 
 
-def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], theirs: socket.socket) -> subprocess.Popen[bytes]:
     """Start the guardian, which forks the server; return while that imports."""
     environ = dict(os.environ)
     environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
@@ -207,7 +210,7 @@ def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
     # Its output goes to this process's standard error: what environments print must not mix with results.
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "asyncrl.actors.forkserver", str(theirs.fileno()), str(os.getpid())],
+        [sys.executable, "-P", *command, str(theirs.fileno()), str(os.getpid())],
         pass_fds=(theirs.fileno(),),
         stdin=subprocess.DEVNULL,
         stdout=_error_stream(),

@@ -74,6 +74,7 @@ class Study:
         self._optuna, self._seed, self._base = _optuna(), seed, base
         self._distributions = {name: self._distribution(values) for name, values in space.options.items()}
         self._space = space
+        self._ids: list[int] = []  # of the trials in the storage, by number: reading all of them takes long
         try:
             self._study = self._optuna.create_study(
                 storage=_address(folder),
@@ -127,7 +128,9 @@ class Study:
 
     def _begun(self) -> list[Any]:
         waiting = self._optuna.trial.TrialState.WAITING
-        return [trial for trial in self._study.get_trials(deepcopy=False) if trial.state != waiting]
+        begun = [trial for trial in self._study.get_trials(deepcopy=False) if trial.state != waiting]
+        self._ids = [trial._trial_id for trial in begun]
+        return begun
 
     def _seed_of(self, number: int) -> int:
         import numpy as np
@@ -143,7 +146,9 @@ class Study:
         self._study._storage.set_trial_user_attr(self._id(number), OUTCOME, {"state": state, "value": value})
 
     def _id(self, number: int) -> int:
-        return int(self._begun()[number]._trial_id)
+        if number >= len(self._ids):
+            self._begun()
+        return self._ids[number]
 
     def _tell(self, trial: Any) -> None:
         """Tell the estimator how a trial ended; one that failed counts as pruned."""

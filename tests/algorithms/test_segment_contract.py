@@ -474,7 +474,8 @@ def small_module(inputs: int, outputs: int) -> torch.nn.Module:
 @for_actor_critics
 @pytest.mark.parametrize("kind", ["discrete", "box"])
 def test_a_users_network_is_policy_and_value(name: str, kind: str) -> None:
-    algorithm, spec, core = made(name, kind, network=small_module, gamma=0.0, max_grad_norm=None)
+    options: dict[str, Any] = {"gamma": 0.0, "max_grad_norm": None, "epochs": ALGORITHMS[name].epochs}
+    algorithm, spec, core = made(name, kind, network=small_module, **options)
     assert {"1.weight", "3.bias"} <= set(core.nets.state_dict()["policy"]) & set(
         core.nets.state_dict()["value"]
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import sys
 from dataclasses import replace
 from typing import Any
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -35,6 +37,7 @@ from asyncrl.interfaces import (
     SequenceBatch,
 )
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors would import torch with this module
 VECTORS = spaces.Dict(
     {
         "b": spaces.Tuple((spaces.Discrete(3, start=1), spaces.Box(-1, 1, (2, 2), np.float64))),

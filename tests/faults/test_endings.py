@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -44,6 +45,7 @@ from asyncrl.run.saving import CheckpointSaver
 from asyncrl.storage.checkpoint import CheckpointFolder, read_policy
 from asyncrl.storage.run_directory import RunDirectory
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors would import torch with this module
 PACKAGE = str(Path(asyncrl.__file__).parent.parent)
 SMALL: dict[str, Any] = {
     "envs_per_actor": 2,
@@ -312,7 +314,7 @@ from asyncrl import DQN, Trainer
 run = sys.argv[1]
 trainer = Trainer(
     "CartPole-v1", DQN(hidden_sizes=(16,), learning_starts=50, replay_capacity=2000, batch_size=16),
-    num_actors=1, envs_per_actor=2, http="off", report_interval_seconds=0.05, run_dir=run,
+    num_actors=1, envs_per_actor=2, http="off", report_interval_seconds=0.05, run_dir=run, target_eval_episodes=2,
 )
 
 def until(condition):
@@ -376,7 +378,7 @@ trainer = Trainer(
     "CartPole-v1",
     DQN(hidden_sizes=(16,), learning_starts=50, replay_capacity=2000, batch_size=16, samples_per_insert=1.0),
     num_actors=1, envs_per_actor=2, http="off", eval_interval_steps=None, run_dir=run,
-    checkpoint_interval_seconds=0.1, report_interval_seconds=0.05,
+    target_eval_episodes=2, checkpoint_interval_seconds=0.1, report_interval_seconds=0.05,
 )
 trainer.start()
 until(lambda: latest.exists() and (trainer.snapshot().updates or 0) > 0, "the first checkpoint")
@@ -515,6 +517,8 @@ def test_a_hangup_without_standard_streams_leaves_a_checkpoint_and_a_summary(tmp
         "dqn",
         *options,
         "0.1",
+        "--target-eval-episodes",
+        "2",
         "--run-dir",
         str(tmp_path),
     ]
@@ -559,6 +563,7 @@ def full_pipe() -> tuple[int, int]:
 def test_a_signal_is_heard_although_nobody_reads_the_output(tmp_path: Path) -> None:
     reader, writer = full_pipe()
     options = ["--actors", "1", "--dqn.learning-starts", "50", "--report-interval-seconds", "0.1"]
+    options += ["--target-eval-episodes", "2"]
     command = ["train", "CartPole-v1", "--algo", "dqn", "--steps", "100m", "--http", "off", *options]
     program = child("-m", "asyncrl", *command, "--run-dir", str(tmp_path), stdout=writer, stderr=writer)
     try:
@@ -592,6 +597,7 @@ def test_a_run_ends_although_nobody_reads_what_it_prints_and_warns(tmp_path: Pat
         sys.exit(entry.main())
     """
     command = ["train", "CartPole-v1", "--algo", "dqn", "--steps", "300", "--http", "off", "--actors", "1"]
+    command += ["--target-eval-episodes", "2"]
     program = child(
         "-c", textwrap.dedent(script), *command, "--run-dir", str(tmp_path), stdout=writer, stderr=writer
     )

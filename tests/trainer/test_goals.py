@@ -17,8 +17,15 @@ SMALL: dict[str, Any] = {
     "learning_starts": 64,
     "batch_size": 16,
     "discipline": "lockstep",
+    "samples_per_insert": 16.0,
 }
-RUN: dict[str, Any] = {"http": "off", "num_actors": 1, "envs_per_actor": 4, "seed": 3}
+RUN: dict[str, Any] = {
+    "http": "off",
+    "num_actors": 1,
+    "envs_per_actor": 4,
+    "seed": 3,
+    "target_eval_episodes": 2,
+}
 
 
 class Push(gymnasium.Env[Any, Any]):
@@ -115,7 +122,12 @@ def test_eight_bits_are_flipped_with_hindsight_and_not_without(n_step: int) -> N
         **SMALL, "hidden_sizes": (64, 64), "learning_starts": 500, "batch_size": 64, "gamma": 0.98, "tau": 0.05,
         "samples_per_insert": 32.0, "exploration_steps": 2_000, "exploration_final": 0.1, "n_step": n_step,
     }  # fmt: skip
-    run: dict[str, Any] = {"env_kwargs": {"bits": 8}, "envs_per_actor": 8, "seed": 0}
+    run: dict[str, Any] = {
+        "env_kwargs": {"bits": 8},
+        "envs_per_actor": 8,
+        "seed": 0,
+        "target_eval_episodes": 100,
+    }
     result = trained("asyncrl/BitFlip-v0", DQN(**options), 8_000, **run)
     assert result.summary["eval"]["return_mean"] > -4.5, result.summary
     if n_step == 1:

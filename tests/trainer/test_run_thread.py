@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import gymnasium
 import pytest
 from small_records import small
@@ -30,6 +31,8 @@ from asyncrl.trainer import running
 from asyncrl.trainer import trainer as trainer_module
 from asyncrl.trainer.trainer import SERVED_SECONDS
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors would import torch with this module
+
 
 def trainer(env: Any = "CartPole-v1", **options: Any) -> Trainer:
     given = {"num_actors": 1, "envs_per_actor": 4, "http": "off", "target_eval_episodes": 2, **options}
@@ -42,7 +45,8 @@ def test_a_background_run_is_saved_when_the_script_ends(tmp_path: Path) -> None:
         import time
         from asyncrl import DQN, Trainer
         trainer = Trainer("CartPole-v1", DQN(learning_starts=200, replay_capacity=2_000, batch_size=32),
-                          num_actors=1, envs_per_actor=4, http="off", run_dir={str(tmp_path / "run")!r})
+                          num_actors=1, envs_per_actor=4, http="off", run_dir={str(tmp_path / "run")!r},
+                          target_eval_episodes=2)
         trainer.start()
         while (snapshot := trainer.snapshot()) is None or snapshot.updates == 0:
             time.sleep(0.01)

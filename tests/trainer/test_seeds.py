@@ -69,7 +69,7 @@ def test_runs_side_by_side_are_those_that_each_seed_has_alone(tmp_path: Path) ->
     assert lines[3].startswith(f"final return  mean {found.finals.mean():.1f} [")
 
 
-def test_a_worker_that_dies_ends_its_run_alone_and_is_replaced(tmp_path: Path) -> None:
+def test_a_worker_that_dies_ends_its_run_alone_and_is_replaced_also_while_it_is_idle(tmp_path: Path) -> None:
     trainer = Trainer("CartPole-v1", lockstep(), **{**QUICK, "total_steps": 100_000})
     made = jobs(trainer, {0: tmp_path / "s0"}) | jobs(
         Trainer("CartPole-v1", lockstep(), **QUICK), {1: None, 2: None}
@@ -81,16 +81,27 @@ def test_a_worker_that_dies_ends_its_run_alone_and_is_replaced(tmp_path: Path) -
                 os.kill(pool._busy[0]._process.pid, signal.SIGKILL)
             if isinstance(event, Ended):
                 ends[event.key] = event
+        (worker,) = pool._idle
+        os.kill(worker._process.pid, signal.SIGKILL)
+        wait_until(lambda: worker.closed, "its connection is closed")
+        pool.begin(3, made[1])
+        noticed = pool.wait(PATIENCE_SECONDS)
     assert isinstance(ends[0].error, ResourceError) and "was killed by SIGKILL" in str(ends[0].error)
     assert ends[1].result is not None and ends[2].result is not None
+    assert isinstance(noticed, Ended) and isinstance(noticed.error, ResourceError)
 
 
-def test_stop_ends_every_run_with_its_checkpoint_and_begins_no_other(tmp_path: Path) -> None:
-    trainer = Trainer("CartPole-v1", lockstep(), **{**QUICK, "total_steps": None})
+def test_stop_ends_every_run_with_its_checkpoint_and_begins_no_other_and_each_has_its_page(
+    tmp_path: Path,
+) -> None:
+    trainer = Trainer("CartPole-v1", lockstep(), **{**QUICK, "total_steps": None, "http": "auto"})
     ends: dict[int, Ended] = {}
+    pages: dict[int, str | None] = {}
     learning: set[int] = set()
     with RunPool() as pool:
         for event in train_all(pool, jobs(trainer, {s: tmp_path / f"s{s}" for s in range(3)}), at_once=2):
+            if isinstance(event, Started):
+                pages[event.key] = event.page
             if isinstance(event, Progressed) and event.snapshot.updates:
                 learning.add(event.key)
             if learning == {0, 1}:
@@ -98,6 +109,7 @@ def test_stop_ends_every_run_with_its_checkpoint_and_begins_no_other(tmp_path: P
             if isinstance(event, Ended):
                 ends[event.key] = event
     assert sorted(ends) == [0, 1], "the third was not begun"
+    assert len(set(pages.values())) == 2 and all(page and "#token=" in page for page in pages.values())
     assert all(e.result is not None and e.result.stop_reason == "interrupted" for e in ends.values())
     assert all((tmp_path / f"s{seed}" / "checkpoints" / "latest").exists() for seed in (0, 1))
 
@@ -118,25 +130,6 @@ def test_an_environment_that_fails_ends_its_run_alone(monkeypatch: pytest.Monkey
 def test_the_callers_error_ends_all_and_is_raised() -> None:
     with pytest.raises(UnknownEnvironment):
         train_seeds("Nowhere-v0", lockstep(), seeds=3, at_once=1, **QUICK)
-
-
-def test_a_run_has_its_page() -> None:
-    trainer = Trainer("CartPole-v1", lockstep(), **{**QUICK, "http": "auto"})
-    with RunPool() as pool:
-        pages = [e.page for e in train_all(pool, jobs(trainer, {0: None}), 1) if isinstance(e, Started)]
-    assert len(pages) == 1 and pages[0] is not None and "#token=" in pages[0]
-
-
-def test_a_worker_that_died_while_idle_is_noticed() -> None:
-    made = jobs(Trainer("CartPole-v1", lockstep(), **QUICK), {0: None, 1: None})
-    with RunPool() as pool:
-        list(train_all(pool, {0: made[0]}, 1))
-        (worker,) = pool._idle
-        os.kill(worker._process.pid, signal.SIGKILL)
-        wait_until(lambda: worker.closed, "its connection is closed")
-        pool.begin(1, made[1])
-        event = pool.wait(PATIENCE_SECONDS)
-    assert isinstance(event, Ended) and isinstance(event.error, ResourceError)
 
 
 @pytest.mark.parametrize(("cores", "actors", "runs"), [(1, 1, 1), (2, 1, 1), (4, 1, 2), (9, 2, 3), (4, 8, 1)])

@@ -86,7 +86,12 @@ ALGORITHMS: dict[str, Any] = {
         normalize_observations=True,
         central_state="state",
     ),
-    "ppo-gru": PPO(hidden_sizes=(16,), segment_length=16, recurrent="gru", recurrent_size=8),
+    "ppo-gru": PPO(hidden_sizes=(16,), segment_length=16, recurrent="gru", recurrent_size=8, epochs=3),
+}
+ALGORITHMS |= {  # nothing here looks at what is learned: few updates
+    name: replace(record, samples_per_insert=2.0)
+    for name, record in ALGORITHMS.items()
+    if record.update_loop != "segments"
 }
 
 

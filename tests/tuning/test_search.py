@@ -143,9 +143,23 @@ def drawn(found: Any) -> list[Any]:
     return [(t.number, dict(t.options), t.state, t.value) for t in found.trials]
 
 
-def test_it_finds_what_is_better_and_compares_it_on_new_seeds(tmp_path: Path) -> None:
-    pool = Runs()
-    found = searched(tmp_path, pool)
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """A search that ran without an interruption, at which several tests look."""
+
+    folder: Path
+    pool: Runs
+    found: Any
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder, pool = tmp_path_factory.mktemp("whole"), Runs()
+    return Whole(folder, pool, searched(folder, pool))
+
+
+def test_it_finds_what_is_better_and_compares_it_on_new_seeds(whole: Whole) -> None:
+    pool, found = whole.pool, whole.found
     assert found.trial > 0 and abs(found.algorithm.gamma - 0.8) < 0.1
     assert found.algorithm.hidden_sizes == (64, 64) and type(found.algorithm.batch_size) is int
     assert found.held_out.seeds == (1000, 1001, 1002)
@@ -174,15 +188,14 @@ def test_trial_0_has_the_options_to_beat_and_the_first_trials_are_drawn_evenly(t
     assert len(set(gammas)) == RANDOM_TRIALS - 1 and max(gammas) - min(gammas) > 0.2
 
 
-def test_the_order_in_which_runs_end_changes_nothing(tmp_path: Path) -> None:
-    first = searched(tmp_path / "a", Runs())
-    second = searched(tmp_path / "b", Runs(newest_first=True))
+def test_the_order_in_which_runs_end_changes_nothing(whole: Whole, tmp_path: Path) -> None:
+    first, second = whole.found, searched(tmp_path, Runs(newest_first=True))
     assert drawn(first) == drawn(second)
     assert first.trial == second.trial and first.held_out == second.held_out
 
 
-def test_an_interrupted_search_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
-    whole = searched(tmp_path / "whole")
+def test_an_interrupted_search_goes_on_as_if_it_had_not_been(whole: Whole, tmp_path: Path) -> None:
+    expected = whole.found
     for stops_after in (3, 40, 90, 130):
         pool = Runs()
         with search(tmp_path / "parts") as made:
@@ -190,25 +203,24 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been(tmp_path: Path) -> 
                 if count == stops_after:
                     pool.stop("interrupted")
     parts = searched(tmp_path / "parts")
-    assert drawn(parts) == drawn(whole)
-    assert (parts.trial, parts.held_out) == (whole.trial, whole.held_out)
-    assert (tmp_path / "parts" / "best.toml").read_text() == (tmp_path / "whole" / "best.toml").read_text()
+    assert drawn(parts) == drawn(expected)
+    assert (parts.trial, parts.held_out) == (expected.trial, expected.held_out)
+    assert (tmp_path / "parts" / "best.toml").read_text() == (whole.folder / "best.toml").read_text()
     again = Runs()
-    assert searched(tmp_path / "parts", again).held_out == whole.held_out and again.began == []
+    assert searched(tmp_path / "parts", again).held_out == expected.held_out and again.began == []
 
 
-def test_a_trial_that_falls_behind_the_trials_it_knows_is_pruned(tmp_path: Path) -> None:
-    pool = Runs()
-    found = searched(tmp_path, pool, trials=30)
+def test_a_trial_that_falls_behind_the_trials_it_knows_is_pruned(whole: Whole) -> None:
+    pool, found = whole.pool, whole.found
     pruned = [t for t in found.trials if t.state == "pruned"]
-    assert pruned, "some are worse than the median"
+    assert len(pruned) > 3, "some are worse than the median"
     for trial in pruned:
         assert pool.evaluated[f"trial-{trial.number:03}"] == len(trial.evaluations) < 10
         assert len(trial.evaluations) >= 3 and trial.value == max(trial.evaluations)
         known = [t for t in found.trials[: trial.number - 1] if t.state == "complete"]
         at_that_time = sorted(max(t.evaluations[: len(trial.evaluations)]) for t in known)
         assert len(known) >= 4 and max(trial.evaluations) < at_that_time[(len(known)) // 2]
-    tags = json.loads((tmp_path / f"trial-{pruned[0].number:03}" / "labels.json").read_text())
+    tags = json.loads((whole.folder / f"trial-{pruned[0].number:03}" / "labels.json").read_text())
     assert tags == {"tags": ["trial", "pruned"]}
 
 
@@ -217,14 +229,14 @@ def test_seconds_only_limit_the_number_of_trials(tmp_path: Path) -> None:
     assert [(trial.number, trial.state) for trial in found.trials] == [(0, "complete")]
 
 
-def test_best_is_a_file_for_config(tmp_path: Path) -> None:
-    found = searched(tmp_path)
-    tables = read_config(tmp_path / "best.toml", ALGORITHMS)
-    assert ALGORITHMS["dqn"](**tables["dqn"]) == found.algorithm
+def test_best_is_a_file_for_config(whole: Whole) -> None:
+    file = whole.folder / "best.toml"
+    tables = read_config(file, ALGORITHMS)
+    assert ALGORITHMS["dqn"](**tables["dqn"]) == whole.found.algorithm
     assert tables["trainer"]["env"] == "CartPole-v1" and tables["trainer"]["total_steps"] == STEPS
     assert "run_dir" not in tables["trainer"]
-    assert "# Trial" in (tmp_path / "best.toml").read_text().splitlines()[0]
-    assert tomllib.loads((tmp_path / "best.toml").read_text())["dqn"]["hidden_sizes"] == [64, 64]
+    assert "# Trial" in file.read_text().splitlines()[0]
+    assert tomllib.loads(file.read_text())["dqn"]["hidden_sizes"] == [64, 64]
 
 
 def test_a_factory_is_kept_beside_best(tmp_path: Path) -> None:
@@ -254,7 +266,7 @@ def test_a_run_that_diverges_or_fails_is_a_trial_without_a_value(tmp_path: Path)
 def test_a_failed_run_of_the_options_to_beat_ends_the_search_and_runs_again(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentRaised):
         searched(tmp_path, Runs(errors={"trial-000": EnvironmentRaised("it raised")}))
-    assert searched(tmp_path).trials[0].state == "complete"
+    assert searched(tmp_path, trials=1).trials[0].state == "complete"
 
 
 def test_several_failures_in_a_row_end_the_search(tmp_path: Path) -> None:
