@@ -55,12 +55,11 @@ def executed(name, tmp_path, shorter):
 
 
 def test_quickstart_runs_top_to_bottom(tmp_path):
-    shorter = {"target_return=475": "target_return=250", "start(max_seconds=2)": "start(max_seconds=1)"}
-    cells = executed("01_quickstart.ipynb", tmp_path, shorter)
+    cells = executed("01_quickstart.ipynb", tmp_path, {})
     assert "target_return" in value_of(cells[1])
     assert any("text/html" in o.get("data", {}) for o in cells[1].outputs), "the live card was not shown"
     assert "<circle" in html_of(cells[1]), "the result shows its learning curve"
-    assert float(value_of(cells[3])) > 100  # one episode of a policy that reached 250
+    assert float(value_of(cells[3])) > 100  # one episode of a policy that reached 475
     assert "data:video/mp4" in html_of(cells[4])
     assert float(value_of(cells[5])) > 15  # 10 is chance
     assert "max_seconds" in value_of(cells[7])
