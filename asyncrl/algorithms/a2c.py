@@ -7,9 +7,9 @@ Actors wait until the learner has trained on their segments, so every action com
 equals generalized advantage estimation (`returns.py`), and no correction is needed. With another `discipline` it is the
 uncorrected asynchronous actor-critic, the baseline for IMPALA.
 
-Segments have 5 steps, as in Mnih et al., and a gradient step has 40 environment steps or more, 8 streams of them,
-however many streams there are. With IMPALA's 20 steps and one gradient step for all streams it makes a sixteenth of the
-updates, and learned far less in 100,000 steps (docs/results.md).
+Segments have 5 steps, as in Mnih et al., and a gradient step has 20 environment steps or more with discrete actions and
+40 with real-valued ones, 4 or 8 streams of them, however many streams there are. With segments of 20 steps and one
+gradient step for all streams, as IMPALA has, it learned far less in 100,000 steps (docs/results.md).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import ClassVar, Literal, Self
 
 from asyncrl.algorithms.impala import IMPALA
 from asyncrl.config import TrainerConfig
-from asyncrl.interfaces import EnvSpec
+from asyncrl.interfaces import BoxAction, EnvSpec
 
-GRADIENT_STEPS = 40
-"""Environment steps of a gradient step where `minibatches` is none."""
+GRADIENT_STEPS, BOX_GRADIENT_STEPS = 20, 40
+"""Environment steps of a gradient step where `minibatches` is none, for discrete and for real-valued actions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,5 +43,6 @@ class A2C(IMPALA):
         if record.minibatches is not None:
             return record
         streams = self.streams_of_batch(config, spec)
-        count = streams * record.segment_rows // GRADIENT_STEPS
+        steps = BOX_GRADIENT_STEPS if isinstance(spec.action, BoxAction) else GRADIENT_STEPS
+        count = streams * record.segment_rows // steps
         return dataclasses.replace(record, minibatches=max(1, min(streams, count)))

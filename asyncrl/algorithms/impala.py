@@ -96,7 +96,7 @@ class IMPALA(OnPolicy):
     """Truncation of the policy gradient's importance weight."""
 
     minibatches: Count | None = 1
-    """Minibatches per pass, each of whole streams; none (A2C): gradient steps of 40 environment steps or more."""
+    """Minibatches per pass, each of whole streams; none (A2C): gradient steps of 20 or 40 steps by kind of actions."""
 
     normalize_advantages: bool = False
     """Standardise the advantages of a gradient step to mean 0 and standard deviation 1."""

@@ -136,9 +136,6 @@ class PPO(OnPolicy):
     normalize_advantages: bool = True
     """Standardise the advantages of a batch to mean 0 and standard deviation 1."""
 
-    advantage_floor: Coefficient = 0.0
-    """Least standard deviation that advantages are divided by; with it a solved task's noise is not raised to 1."""
-
     staleness_correction: Literal["none", "power", "exponential", "importance"] = "importance"
     """Correction of staleness s: none, a factor (1 + s)^-rate or exp(-rate s), or the decoupled objective."""
 
@@ -177,7 +174,7 @@ class PPO(OnPolicy):
         old_log_prob = log_prob if decoupled else behaviour
         advantage, target = self.advantages(rollout, value, last_value)
         if self.normalize_advantages:
-            advantage = rollout.standardised(advantage, rollout.trained, self.advantage_floor)
+            advantage = rollout.standardised(advantage, rollout.trained)
         # Every row has the same weight in its minibatch's mean, independent of the division of the rows.
         rows = int(np.count_nonzero(rollout.trained))
         share = np.float32(self._minibatches(rollout, rows) / max(rows, 1))

@@ -150,7 +150,6 @@ def standardised(
     advantage: NDArray[np.float32],
     trained: NDArray[np.bool_],
     of_all: Callable[[Moments], Moments] | None = None,
-    floor: float = 0.0,
 ) -> NDArray[np.float32]:
     """`advantage` with mean 0 and standard deviation 1 over the rows `trained`; zero elsewhere.
 
@@ -159,16 +158,15 @@ def standardised(
         trained: bool, of the same shape.
         of_all: function from the moments of the rows `trained` to those of all groups', by which they are standardised;
             None without groups.
-        floor: least divisor. A batch whose deviation is smaller keeps a smaller deviation than 1.
     """
     result, own = np.zeros_like(advantage), advantage[trained]
     if of_all is not None:
         mean = float(own.mean(dtype=np.float64)) if own.size else 0.0
         found = of_all(Moments(own.size, mean, float(np.square(own - mean, dtype=np.float64).sum())))
         deviation = (found.square / max(1.0, found.number)) ** 0.5
-        result[trained] = (own - np.float32(found.mean)) / np.float32(max(deviation, floor) + 1e-8)
+        result[trained] = (own - np.float32(found.mean)) / np.float32(deviation + 1e-8)
     elif own.size:
-        result[trained] = (own - own.mean()) / (max(own.std(), np.float32(floor)) + np.float32(1e-8))
+        result[trained] = (own - own.mean()) / (own.std() + np.float32(1e-8))
     return result
 
 

@@ -162,12 +162,10 @@ class Rollout:
     def place(self, work: NetworksPass, rows: NDArray[np.int64]) -> None:
         """Prepare a pass over `rows` beyond its input; does nothing here."""
 
-    def standardised(
-        self, advantage: NDArray[np.float32], rows: NDArray[np.bool_], floor: float = 0.0
-    ) -> NDArray[np.float32]:
+    def standardised(self, advantage: NDArray[np.float32], rows: NDArray[np.bool_]) -> NDArray[np.float32]:
         """See `returns.standardised`; by the moments of all groups where these fuse gradients."""
         nets = self._nets
-        return standardised(advantage, rows, nets.moments_of_all if nets.vector.on_moments else None, floor)
+        return standardised(advantage, rows, nets.moments_of_all if nets.vector.on_moments else None)
 
     def fill(self, **columns: NDArray[np.float32]) -> None:
         """Write the columns, `[S, T]` each, and upload them."""

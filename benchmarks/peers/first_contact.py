@@ -59,7 +59,7 @@ EVALUATION_SEED = 1_000_000
 COPIES = 10
 """Environments that an evaluation steps side by side."""
 RESAMPLES = 2_000
-ADDED = {"goal_selection_strategy": "future", "advantage_floor": 0.0}
+ADDED = {"goal_selection_strategy": "future"}
 """Options that came after the first results, at the value that changes nothing."""
 Job = dict[str, Any]
 

@@ -38,21 +38,22 @@ def test_a_batch_has_as_many_steps_for_any_number_of_actors(
 
 
 @pytest.mark.parametrize(
-    ("actors", "envs", "options", "minibatches"),
+    ("actors", "envs", "options", "minibatches", "real"),
     [
-        (2, 16, {}, 4),  # 160 steps
-        (1, 8, {}, 1),
-        (1, 1, {}, 1),
-        (4, 16, {"segments_per_batch": 1}, 2),
-        (1, 4, {"segment_length": 400}, 4),  # a minibatch has at least one stream
-        (2, 16, {"minibatches": 1}, 1),
+        (2, 16, {}, 8, 4),  # 160 steps
+        (1, 8, {}, 2, 1),
+        (1, 1, {}, 1, 1),
+        (4, 16, {"segments_per_batch": 1}, 4, 2),
+        (1, 4, {"segment_length": 400}, 4, 4),  # a minibatch has at least one stream
+        (2, 16, {"minibatches": 1}, 1, 1),
     ],
 )
-def test_a_gradient_step_of_a2c_has_40_steps_or_more(
-    actors: int, envs: int, options: dict[str, Any], minibatches: int
+def test_a_gradient_step_of_a2c_has_20_steps_or_more_and_40_with_real_valued_actions(
+    actors: int, envs: int, options: dict[str, Any], minibatches: int, real: int
 ) -> None:
     config = TrainerConfig(env="any", algo="a2c", num_actors=actors, envs_per_actor=envs)
     assert A2C(**options).for_run(config, SPEC).minibatches == minibatches
+    assert A2C(**options).for_run(config, BOX).minibatches == real
 
 
 def test_the_entropy_coefficient_follows_from_the_kind_of_actions() -> None:

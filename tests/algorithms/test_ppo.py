@@ -101,8 +101,7 @@ class Twin:
         target = torch.from_numpy((advantage + old_value).astype(np.float32))
         valid = (flags & RESET) == 0
         if config.normalize_advantages:
-            deviation = max(advantage[valid].std(), config.advantage_floor)
-            advantage = (advantage - advantage[valid].mean()) / (deviation + 1e-8)
+            advantage = (advantage - advantage[valid].mean()) / (advantage[valid].std() + 1e-8)
         a, old_v = torch.from_numpy(advantage.astype(np.float32)), torch.from_numpy(old_value)
         x = torch.cat([self.inputs(segment.obs) for segment in segments])
         field = [s.extras.get("latent", s.action) for s in segments]
@@ -158,7 +157,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "relu, deep value": ("image", {"activation": "relu", "value_hidden_sizes": (8, 9, 10)}),
     "choices, entropy": ("multi", {"ent_coef": 0.3, "minibatch_size": 50}),
     "gaussian": ("wide", {"initial_log_std": -0.7, "ent_coef": 0.1, "max_grad_norm": None}),
-    "floor of the advantages": ("wide", {"advantage_floor": 20.0}),
     "squashed": ("box", {"value_clip_range": 0.05, "vf_coef": 2.0}),
     "clipped": ("discrete", {"clip_range": 0.02, "value_clip_range": 0.02, "normalize_advantages": False}),
 }

@@ -8,7 +8,6 @@ from trajectories import Rows, pieces, random_rows
 
 from asyncrl.algorithms.returns import explained_variance, gae, standardised, vtrace, vtrace_kernel
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
-from asyncrl.networks.flat_vector import Moments
 
 GAMMA = 0.97
 
@@ -256,25 +255,6 @@ def test_standardised_by_hand() -> None:
     got = standardised(np.array([[1.0, 3.0, 9.0]], np.float32), trained)
     np.testing.assert_allclose(got, [[-1.0, 1.0, 0.0]])
     assert not standardised(np.ones((1, 2), np.float32), np.zeros((1, 2), np.bool_)).any()
-
-
-def test_standardised_divides_by_the_floor_where_the_deviation_is_smaller() -> None:
-    trained, advantage = np.array([[True, True, False]]), np.array([[1.0, 3.0, 9.0]], np.float32)
-    np.testing.assert_allclose(standardised(advantage, trained, floor=4.0), [[-0.25, 0.25, 0.0]])
-    np.testing.assert_allclose(standardised(advantage, trained, floor=0.5), [[-1.0, 1.0, 0.0]])
-
-    def of_all(own: Moments) -> Moments:
-        return Moments(
-            2 * own.number, own.mean + 1.0, 2 * (own.square + own.number)
-        )  # another group's mean is 4
-
-    deviation = 2.0**0.5
-    np.testing.assert_allclose(
-        standardised(advantage, trained, of_all, floor=1.0), [[-2.0 / deviation, 0.0, 0.0]], atol=1e-6
-    )
-    np.testing.assert_allclose(
-        standardised(advantage, trained, of_all, floor=4.0), [[-0.5, 0.0, 0.0]], atol=1e-6
-    )
 
 
 def test_explained_variance_by_hand() -> None:
