@@ -63,7 +63,10 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "sac",
         {"env": "Pendulum-v1", "evaluations": FLAT, "summary": {"env_steps": 60_000}},
     ),
-    "no exploration": ("dqn", {"evaluations": FLAT, "summary": {"env_steps": 49_999}}),
+    "no exploration": (
+        "dqn",
+        {"options": {"exploration_steps": 10_000}, "evaluations": FLAT, "summary": {"env_steps": 49_999}},
+    ),
     "not learning": ("sac", {"env": "Pendulum-v1", "evaluations": FLAT, "summary": {"env_steps": 40_000}}),
     "actors die": ("dqn", {"summary": {"actor_restarts": 3}}),
     "still rising": ("dqn", {"evaluations": LATE}),
