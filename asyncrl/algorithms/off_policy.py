@@ -79,7 +79,7 @@ class OffPolicy(Hyperparameters):
     """Function `(achieved, desired, info)` from batches of goals to rewards; none: the environment's compute_reward."""
 
     replay_capacity: Count | None = None
-    """Environment steps that the replay holds, over all actors; none: those of the run, from 100,000 to a million."""
+    """Environment steps of all actors in the replay; none: the run's, 100,000 to a million, fewer large ones."""
 
     learning_starts: Count = 1_000
     """Environment steps over all actors before the first update."""

@@ -358,27 +358,19 @@ def _free(folder: Path, name: str) -> Path:
     return next(folder / own for own in names if not (folder / own).exists())
 
 
-def share_of_algorithm(algorithm: AlgorithmT, groups: int) -> AlgorithmT:
-    """Return the algorithm's record with a group's share of every option in `STEP_OPTIONS`."""
-    given = {name: getattr(algorithm, name, None) for name in STEP_OPTIONS}
+def share_of_algorithm(algorithm: AlgorithmT, groups: int, whole: AlgorithmT | None = None) -> AlgorithmT:
+    """Return the algorithm's record with a group's share of every option in `STEP_OPTIONS`.
+
+    Args:
+        algorithm: the record.
+        groups: number of groups.
+        whole: record whose options are divided, where the run has chosen some that `algorithm` leaves to it; None is
+            `algorithm`.
+    """
+    given = {name: getattr(algorithm if whole is None else whole, name, None) for name in STEP_OPTIONS}
     changed: dict[str, Any] = {name: _part(value, groups) for name, value in given.items() if value}
     record: Any = algorithm
     made: AlgorithmT = dataclasses.replace(record, **changed)
-    return made
-
-
-def share_of_chosen(algorithm: AlgorithmT, whole: AlgorithmT, groups: int) -> AlgorithmT:
-    """Return a group's record with its share of those options in `STEP_OPTIONS` that were left to the run.
-
-    Args:
-        algorithm: the group's record; None is an option that is left to the run.
-        whole: the record of all groups, with what the run has chosen.
-        groups: their number.
-    """
-    left = [name for name in STEP_OPTIONS if getattr(algorithm, name, 0) is None]
-    chosen: dict[str, Any] = {name: _part(getattr(whole, name), groups) for name in left}
-    record: Any = algorithm
-    made: AlgorithmT = dataclasses.replace(record, **chosen)
     return made
 
 

@@ -81,7 +81,7 @@ from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.env_kwargs import EnvKwargsChanges
 from asyncrl.run.episode_window import Ratings
 from asyncrl.run.evaluate import EvaluationFilms, EvaluationSchedule
-from asyncrl.run.grouped import Group, made_by_others, share_of_chosen, without_others
+from asyncrl.run.grouped import Group, made_by_others, share_of_algorithm, without_others
 from asyncrl.run.machine import (
     ResourceMeter,
     choose_device,
@@ -349,9 +349,8 @@ class Run:
             self.config = dataclasses.replace(self.config, envs_per_actor=self.spec.vector_envs)
         self.whole_algorithm = _for_run(self.whole_algorithm, self.whole_config, self.spec)
         if self.group is not None:
-            self.algorithm = share_of_chosen(
-                self.algorithm, self.whole_algorithm, self.group.session.place.size
-            )
+            groups = self.group.session.place.size
+            self.algorithm = share_of_algorithm(self.algorithm, groups, self.whole_algorithm)
         self.algorithm = _for_run(self.algorithm, self.config, self.spec)
         self._write_options()
         with single_error():

@@ -352,13 +352,14 @@ def report(parsed: argparse.Namespace) -> None:
     rows, scores = [], {}
     for name in names_of(parsed):
         ours = [line for line in lines if line["env"] == name and key_of(line) in wanted]
+        steps = {line["steps"] for line in ours}
         theirs = [
             line
             for line in theirs_file
             if (line["env"], line["side"], line.get("algo")) == (name, "sb3", parsed.algo)
             and line["seed"] in parsed.seeds
+            and line["steps"] in steps
         ]
-        theirs = [line for line in theirs if ours and line["steps"] == ours[0]["steps"]]
         if not theirs or name not in baseline:
             continue
         row, normalised = compared(name, ours, theirs, baseline[name])

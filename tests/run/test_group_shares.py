@@ -37,7 +37,6 @@ from asyncrl.run.grouped import (
     seed_of,
     share_of,
     share_of_algorithm,
-    share_of_chosen,
     shared_options,
     without_others,
 )
@@ -160,11 +159,13 @@ def test_a_run_places_its_actors_by_its_group(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(run_module, "PoolPlan", kept)
     options: dict[str, Any] = {"num_actors": 2, "http": "off", "target_eval_episodes": 1}
-    Trainer("CartPole-v1", "dqn", total_steps=100, **options).learn()
+    Trainer("CartPole-v1", DQN(), total_steps=100, **options).learn()
     monkeypatch.setattr(grouped, "own_place", lambda config: object())
     monkeypatch.setattr(grouped, "Group", Second)
-    Trainer("CartPole-v1", "dqn", total_steps=100, **options).learn()
+    Trainer("CartPole-v1", DQN(), total_steps=100, **options).learn()
     assert [plan.among for plan in plans] == [None, (4, 6)]
+    explored = [pickle.loads(plan.policy).epsilon.steps for plan in plans]
+    assert explored == [10_000, 3334], "a third of what is chosen for the whole run"
 
 
 def test_other_groups_write_into_the_run_and_never_over_an_earlier_life(tmp_path: Path) -> None:
@@ -247,12 +248,12 @@ def test_what_the_run_has_chosen_is_divided_too() -> None:
     config = TrainerConfig(env="CartPole-v1", algo="dqn", total_steps=400_000)
     whole = DQN(learning_starts=1000).for_run(config, SPEC)
     assert (whole.exploration_steps, whole.replay_capacity) == (40_000, 400_000)
-    own = share_of_chosen(share_of_algorithm(DQN(learning_starts=1000), 4), whole, 4)
+    own = share_of_algorithm(share_of_algorithm(DQN(learning_starts=1000), 4), 4, whole)
     assert (own.exploration_steps, own.replay_capacity, own.learning_starts) == (10_000, 100_000, 250)
     assert own.for_run(config, SPEC).exploration_steps == 10_000
     given = share_of_algorithm(DQN(exploration_steps=8000, replay_capacity=50_000), 4)
-    assert share_of_chosen(given, whole, 4) == given
-    assert share_of_chosen(PPO(), PPO(), 4) == PPO() and share_of_chosen(SAC(), SAC(), 4) == SAC()
+    assert share_of_algorithm(given, 4, DQN(exploration_steps=8000, replay_capacity=50_000)) == given
+    assert share_of_algorithm(PPO(), 4, PPO()) == PPO()
 
 
 def test_options_of_a_machine_may_differ_between_ranks() -> None:
