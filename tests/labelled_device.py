@@ -84,7 +84,7 @@ class Clock(dict[int, int]):
     """Vector clock: number of operations, by stream, that have happened before."""
 
     def join(self, other: dict[int, int]) -> None:
-        for stream, time in other.items():
+        for stream, time in dict(other).items():  # a copy: another thread may add a stream meanwhile
             self[stream] = max(self.get(stream, 0), time)
 
     def knows(self, stream: int, time: int) -> bool:
@@ -154,7 +154,8 @@ class Graph:
         self.owner.check_latched()
         with torch.no_grad():
             for func, args, kwargs, out in self.operations:
-                again = self.owner.operation(func, args, kwargs)
+                with self.owner._lock:
+                    again = self.owner.operation(func, args, kwargs)
                 for old, new in zip(tree_leaves(out), tree_leaves(again), strict=True):
                     if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
                         old.copy_(new)
@@ -225,13 +226,14 @@ class LabelledDevice:
 
     def label(self, tensor: Tensor, device: torch.device) -> Tensor:
         storage = tensor.untyped_storage()
-        if device.type == "cpu":
-            self._labels.pop(storage._cdata, None)
-        else:
-            # The weak reference keeps the address from being used again.
-            self._labels[storage._cdata] = StorageWeakRef(storage), device
-        if len(self._labels) % 1024 == 0:
-            self._forget()
+        with self._lock:  # the threads of a run share the tables
+            if device.type == "cpu":
+                self._labels.pop(storage._cdata, None)
+            else:
+                # The weak reference keeps the address from being used again.
+                self._labels[storage._cdata] = StorageWeakRef(storage), device
+            if len(self._labels) % 1024 == 0:
+                self._forget()
         return tensor
 
     def _forget(self) -> None:
@@ -256,12 +258,14 @@ class LabelledDevice:
 
     def pin(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        self._pinned[storage._cdata] = StorageWeakRef(storage)
+        with self._lock:
+            self._pinned[storage._cdata] = StorageWeakRef(storage)
         return tensor
 
     def is_pinned(self, tensor: Tensor) -> bool:
         address = tensor.data_ptr()
-        registered = any(at <= address < at + size for at, size in self.registered.items())
+        with self._lock:
+            registered = any(at <= address < at + size for at, size in self.registered.items())
         return registered or tensor.untyped_storage()._cdata in self._pinned
 
     # --- streams ------------------------------------------------------------------------------------------------------
@@ -385,11 +389,12 @@ class LabelledDevice:
 
     def make(self, tensor: Tensor, device: torch.device, name: str) -> None:
         """Label a new tensor; filling it is a launch."""
-        self.label(tensor, device)
-        if device.type == "cuda":
-            if "empty" not in name:
-                self.check_latched()
-            self._order(device, [tensor], {tensor.untyped_storage()._cdata})
+        with self._lock:
+            self.label(tensor, device)
+            if device.type == "cuda":
+                if "empty" not in name:
+                    self.check_latched()
+                self._order(device, [tensor], {tensor.untyped_storage()._cdata})
 
     def _check_places(
         self, func: Any, tensors: list[Tensor], places: list[torch.device], written: Any

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -142,6 +144,29 @@ def test_a_copy_to_the_host_must_be_waited_for(labelled_device: LabelledDevice) 
     x, pinned = torch.ones(4, device="cuda"), torch.zeros(4, pin_memory=True)
     with pytest.raises(WrongDevice, match="that nobody waits for"):
         pinned.copy_(x, non_blocking=True)
+
+
+def test_threads_share_it(labelled_device: LabelledDevice) -> None:
+    failures: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            for _ in range(3000):
+                torch.ones(1).to("cuda").add_(1)
+        except BaseException as error:
+            failures.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=make) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not failures
 
 
 def captured(function: Callable[[], Any]) -> Any:
