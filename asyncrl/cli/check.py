@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncrl.cli.flags import Parser, add_flags, finite_number
 from asyncrl.config import TrainerConfig
+from asyncrl.show.numbers import of_return
 
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
@@ -139,5 +140,5 @@ def _listed(names: list[str]) -> str:
 def _random(random: dict[str, Any]) -> str:
     if not random["episodes"]:
         return f"no episode ended within {random['steps']:,} steps"
-    mean = f"return {random['return_mean']:.1f}, {random['length_mean']:.1f} steps on average"
+    mean = f"return {of_return(random['return_mean'])}, {random['length_mean']:.1f} steps on average"
     return f"{random['episodes']:,} episodes, {mean}"

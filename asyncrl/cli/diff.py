@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.cli.flags import Parser, shown
-from asyncrl.cli.text_table import existing_run, number, text_table
+from asyncrl.cli.text_table import existing_run, text_table
 from asyncrl.errors import ConfigurationError
 from asyncrl.show.kept_run import KeptRun, find_runs, integer, table
 from asyncrl.show.kept_run import number as number_of
+from asyncrl.show.numbers import number, of_return
 from asyncrl.show.run_groups import differing_options, group_runs
 
 
@@ -75,8 +76,8 @@ def _outcome(runs: Sequence[KeptRun]) -> dict[str, str]:
         "runs": str(len(runs)),
         "state": _said(runs, lambda run: run.state),
         "stopped by": _said(runs, lambda run: str(run.summary.get("stop_reason") or "-")),
-        "best return": number(_mean(runs, lambda run: run.best)),
-        "final return": number(_mean(runs, lambda run: run.final)),
+        "best return": of_return(_mean(runs, lambda run: run.best)),
+        "final return": of_return(_mean(runs, lambda run: run.final)),
         "steps": f"{_mean(runs, lambda run: run.env_steps) or 0:,.0f}",
         "updates": "-" if updates is None else f"{updates:,.0f}",
         "training seconds": number(figure("train_seconds")),

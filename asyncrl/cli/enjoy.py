@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from asyncrl.cli.flags import Parser, PolicyParser
 from asyncrl.errors import ConfigurationError
 from asyncrl.options import Count, NotNegative, Positive, check_options
+from asyncrl.show.numbers import of_return
 
 if TYPE_CHECKING:
     from asyncrl.envs.video import VideoWriter
@@ -100,10 +101,10 @@ def _show(policy: PortablePolicy, env: Any, options: EnjoyOptions, writer: Video
     episodes = play(policy, env, options.episodes, options.seed, record, deterministic=options.deterministic)
     for number, episode in enumerate(episodes, 1):
         cut = ", ended here: it has no limit of its own" if episode.cut else ""
-        text = f"return {episode.return_sum:.1f}, {episode.length:,} steps{cut}"
+        text = f"return {of_return(episode.return_sum)}, {episode.length:,} steps{cut}"
         print(f"episode {number:<4} {text}", flush=True)
         if episode.agent_returns:
-            each = ", ".join(f"{name} {value:.1f}" for name, value in episode.agent_returns.items())
+            each = ", ".join(f"{name} {of_return(value)}" for name, value in episode.agent_returns.items())
             print(f"{'':12} {each}", flush=True)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncrl.cli.flags import Parser, PolicyParser
 from asyncrl.options import Count, NotNegative, check_options
+from asyncrl.show.numbers import of_return, with_deviation
 
 if TYPE_CHECKING:
     from asyncrl.actors.episodes import Episodes
@@ -71,9 +72,9 @@ def run(options: EvalOptions, server: ForkServer) -> None:
         print(json.dumps(record, allow_nan=False), flush=True)
     else:
         print(
-            f"return       {record['return_mean']:.1f} +/- {record['return_std']:.1f} "
+            f"return       {with_deviation(record['return_mean'], record['return_std'])} "
             f"over {options.episodes} {'greedy ' if options.deterministic else ''}episodes, "
-            f"from {record['return_min']:.1f} to {record['return_max']:.1f}\n"
+            f"from {of_return(record['return_min'])} to {of_return(record['return_max'])}\n"
             f"{_by_name('agents', record.get('agent_returns', {}))}"
             f"{_by_name('policies', record.get('policy_returns', {}))}"
             f"length       {record['length_mean']:.1f} steps\n"
@@ -152,5 +153,5 @@ async def _play(
 
 def _by_name(label: str, returns: dict[str, float]) -> str:
     """Line with the mean return of each of several agents or policies; "" without any."""
-    each = ", ".join(f"{name} {value:.1f}" for name, value in returns.items())
+    each = ", ".join(f"{name} {of_return(value)}" for name, value in returns.items())
     return f"{label:<13}{each}\n" if returns else ""

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from asyncrl.cli.flags import Parser
 from asyncrl.cli.run_name import existing_folder, runs_folder
-from asyncrl.cli.text_table import age, number, text_table
+from asyncrl.cli.text_table import age, text_table
 from asyncrl.show.kept_run import KeptRun, find_runs
+from asyncrl.show.numbers import of_return
 from asyncrl.show.run_groups import RunGroup, group_runs
 
 if TYPE_CHECKING:
@@ -97,9 +98,15 @@ def _print_groups(groups: Sequence[RunGroup], as_json: bool) -> None:
     header = ("env", "group", "runs", "mean final", "IQM", interval, "best")
     cells = [
         (
-            *(row["env"] or "?", row["group"], str(row["runs"]), number(row["mean"]), number(row["iqm"])),
-            f"[{number(row['low'])}, {number(row['high'])}]" if row["evaluated"] > 1 else "-",
-            number(row["best"]),
+            *(
+                row["env"] or "?",
+                row["group"],
+                str(row["runs"]),
+                of_return(row["mean"]),
+                of_return(row["iqm"]),
+            ),
+            f"[{of_return(row['low'])}, {of_return(row['high'])}]" if row["evaluated"] > 1 else "-",
+            of_return(row["best"]),
         )
         for row in rows
     ]
@@ -144,7 +151,7 @@ def _facts(kept: KeptRun | None, live: LiveRun | None, folder: Path, group: str 
 def _final(row: dict[str, Any]) -> str:
     """The final return; a run that has ended without an evaluation says so."""
     never = row["final"] is None and row["best"] is None and row["state"] != "running"
-    return "not evaluated" if never else number(row["final"])
+    return "not evaluated" if never else of_return(row["final"])
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
@@ -153,7 +160,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
         [
             *(row["run"] or "not kept", row["env"] or "?", row["group"] or row["algo"] or "?"),
             *("-" if row["seed"] is None else str(row["seed"]), row["state"]),
-            *("?" if row["steps"] is None else f"{row['steps']:,}", number(row["best"]), _final(row)),
+            *("?" if row["steps"] is None else f"{row['steps']:,}", of_return(row["best"]), _final(row)),
             *("-" if row["age_seconds"] is None else age(row["age_seconds"]), str(row["pid"] or "")),
         ]
         for row in rows

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncrl.cli.flags import Parser
-from asyncrl.cli.text_table import existing_run, number, text_table
+from asyncrl.cli.text_table import existing_run, text_table
 from asyncrl.errors import ConfigurationError
 from asyncrl.show.kept_run import KeptRun, find_runs
+from asyncrl.show.numbers import of_return
 from asyncrl.show.run_groups import RunGroup, group_runs
 
 if TYPE_CHECKING:
@@ -120,8 +121,8 @@ def _results_table(ends: Sequence[GroupResult], line: str) -> str:
             end.group.env,
             end.group.name,
             str(end.values.size),
-            _short(end.mean.value),
-            _short(end.iqm.value),
+            of_return(end.mean.value),
+            of_return(end.iqm.value),
             _interval(end.mean if line == "mean" else end.iqm),
         )
         for end in ends
@@ -135,18 +136,14 @@ def _settings_table(settings: Sequence[SettingResult], environments: int) -> str
     title = f"over {environments} environments" if environments > 1 else "over 1 environment"
     names = list(settings[0].estimates)
     rows = [
-        (own.name, str(own.runs), *(f"{_short(e.value)} {_interval(e)}" for e in own.estimates.values()))
+        (own.name, str(own.runs), *(f"{of_return(e.value)} {_interval(e)}" for e in own.estimates.values()))
         for own in settings
     ]
     return text_table((title, "runs", *names), rows, right=("runs", *names))
 
 
 def _interval(found: Estimate) -> str:
-    return f"[{_short(found.low)}, {_short(found.high)}]"
-
-
-def _short(value: float) -> str:
-    return number(value) if abs(value) >= 10 else f"{value:.3g}"
+    return f"[{of_return(found.low)}, {of_return(found.high)}]"
 
 
 def _scales(given: Sequence[str] | None, groups: Sequence[RunGroup]) -> dict[str, tuple[float, float]]:

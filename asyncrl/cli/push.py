@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from asyncrl.cli.flags import Parser, PolicyParser
 from asyncrl.options import Count, NotNegative, check_options
+from asyncrl.show.numbers import with_deviation
 
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
@@ -65,7 +66,7 @@ def run(options: PushOptions, server: ForkServer) -> None:
     hub.require_pushable(policy, options.repo)
     print(f"policy       {policy.describe(file)}", flush=True)
     played = evaluate(policy, file, options.episodes, options.seed, server)
-    reached = f"{played['return_mean']:.1f} +/- {played['return_std']:.1f}"
+    reached = with_deviation(played["return_mean"], played["return_std"])
     print(f"return       {reached} over {played['episodes']} greedy episodes", flush=True)
     card = hub.model_card(policy, options.repo, played, options.license)
     url = hub.push(policy, options.repo, card, private=options.private, critics=options.critics)

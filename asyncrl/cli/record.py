@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from asyncrl.cli.flags import Parser, PolicyParser
 from asyncrl.options import Count, NotNegative, check_options
+from asyncrl.show.numbers import of_return
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ def run(options: RecordOptions) -> None:
         )
     returns, mean = recorded.returns, "unknown: no episode has ended"
     if returns:
-        mean = f"{sum(returns) / len(returns):.1f} over {len(returns):,} whole episodes"
+        mean = f"{of_return(sum(returns) / len(returns))} over {len(returns):,} whole episodes"
     print(
         f"return       {mean}\n"
         f"dataset      {recorded.folder}, {recorded.steps:,} steps, {recorded.episodes:,} episodes",

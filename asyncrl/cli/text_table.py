@@ -55,13 +55,6 @@ def _cut(text: str, width: int) -> str:
     return text[:head] + "~" + text[len(text) - (width - 1 - head) :]
 
 
-def number(value: float | None) -> str:
-    """Format a return: one decimal below 10,000, none above, `-` for None."""
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.1f}"
-
-
 def age(seconds: float) -> str:
     """Format a duration as `12 s`, `5 min`, `3 h` or `2 d`."""
     unit, name = next(((unit, name) for unit, name in _UNITS if seconds >= unit), (1, "s"))

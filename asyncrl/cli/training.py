@@ -21,6 +21,7 @@ from asyncrl.run.result import TrainResult
 from asyncrl.run.run import COMPLETE
 from asyncrl.show.console import LEADS, RunConsole, discard
 from asyncrl.show.metrics import EvaluationResult, Snapshot
+from asyncrl.show.numbers import of_return, with_deviation
 from asyncrl.trainer.trainer import Trainer
 
 NEXT = {"eval": "", "enjoy": "", "resume": " --steps +100k", "plot": ""}
@@ -109,7 +110,7 @@ def _levels(evaluation: EvaluationResult | None) -> list[str]:
     if evaluation is None or not evaluation.level_returns:
         return []
     return [
-        f"levels        {', '.join(f'{name} {value:.1f}' for name, value in evaluation.level_returns.items())}"
+        f"levels        {', '.join(f'{name} {of_return(value)}' for name, value in evaluation.level_returns.items())}"
     ]
 
 
@@ -118,7 +119,7 @@ def _return(evaluation: EvaluationResult | None, deterministic: bool) -> str:
         return "not evaluated"
     mean, deviation = evaluation.return_mean, evaluation.return_std
     kind = "greedy " if deterministic else ""
-    return f"{mean:.1f} +/- {deviation:.1f} over {evaluation.episodes} {kind}episodes"
+    return f"{with_deviation(mean, deviation)} over {evaluation.episodes} {kind}episodes"
 
 
 def _files(run_dir: Path | None, saved: bool, reason: str) -> list[str]:

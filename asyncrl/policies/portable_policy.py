@@ -29,6 +29,7 @@ from asyncrl.interfaces import AgentPolicy, BoxAction, DiscreteAction
 from asyncrl.policies.policy_file import PolicyFile, write_policy
 from asyncrl.protocols import Algorithm, Policy
 from asyncrl.show.metrics import EvaluationResult, Snapshot
+from asyncrl.show.numbers import of_return
 from asyncrl.storage.checkpoint_meta import CheckpointMeta
 
 OF_CRITICS = ("values", "q_values")
@@ -392,7 +393,9 @@ class PortablePolicy(TrainedPolicy):
         meta = self.meta
         name = file.rpartition("/")[2]
         which = f"{name}, " if name in ("best", "latest") and "://" not in file else ""
-        reached = "" if meta.return_mean is None else f", evaluated at {meta.return_mean:.1f} in training"
+        reached = (
+            "" if meta.return_mean is None else f", evaluated at {of_return(meta.return_mean)} in training"
+        )
         network = network_text(self.policy)
         seen = f", {network}" if network else ""
         return f"{which}{meta.algo} on {meta.env} after {meta.env_steps:,} steps{reached}{seen}"

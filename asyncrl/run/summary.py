@@ -19,6 +19,7 @@ from asyncrl.interfaces import Distribution
 from asyncrl.show.evaluation_result import BY_NAME
 from asyncrl.show.group_statistics import summary_of
 from asyncrl.show.metrics import EvaluationResult, Snapshot
+from asyncrl.show.numbers import of_return
 from asyncrl.version import __version__
 
 LOGGER = logging.getLogger("asyncrl.alert")
@@ -124,7 +125,7 @@ def describe(summary: dict[str, Any]) -> str:
     """One sentence about a run: `dqn CartPole-v1 seed 0 finished (target_return): return 487.2, 31,000 steps, 12 s`."""
     name = f"{summary['algo']} {summary['env']} seed {summary['seed']}"
     mean = summary["eval"]["return_mean"]
-    returned = "" if mean is None else f"return {mean:.1f}, "
+    returned = "" if mean is None else f"return {of_return(mean)}, "
     reason = "" if summary["state"] == summary["stop_reason"] else f" ({summary['stop_reason']})"
     error = f": {summary['error'].splitlines()[0]}" if summary["error"] else ""
     took = f"{returned}{summary['env_steps']:,} steps, {summary['wall_seconds']:.0f} s"

@@ -14,6 +14,32 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
+def of_return(value: float | None, like: float | None = None) -> str:
+    """Format a return: four digits as a rule, one decimal from 10 to 10,000, None as "-".
+
+    Args:
+        value: the return, or a deviation or bound of returns.
+        like: a return beside which it is shown, whose number of decimals it takes.
+    """
+    if value is None:
+        return NONE
+    size = abs(value if like is None else like)
+    decimals = 0 if size >= 10_000 else 1 if size >= 10 or size == 0 else 2 if size >= 1 else 3
+    return f"{value:,.{decimals}f}" if size >= 10_000 else f"{value:.{decimals}f}"
+
+
+def with_deviation(mean: float, deviation: float) -> str:
+    """Format a mean return and its deviation with as many decimals as the larger of them: `0.955 +/- 0.031`."""
+    size = max(abs(mean), abs(deviation))
+    return f"{of_return(mean, size)} +/- {of_return(deviation, size)}"
+
+
+def with_interval(value: float, low: float, high: float) -> str:
+    """Format a return and an interval around it: `497.3 [492.0, 500.0]`."""
+    size = max(abs(value), abs(low), abs(high))
+    return f"{of_return(value, size)} [{of_return(low, size)}, {of_return(high, size)}]"
+
+
 def duration(seconds: float) -> str:
     """Format seconds as `7s`, `2m05s` or `3h07m`."""
     if not 0 <= seconds < 1e9:

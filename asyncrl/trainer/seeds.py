@@ -21,6 +21,7 @@ import numpy as np
 from asyncrl.errors import StoppedWhileStarting, UserError, error_text
 from asyncrl.protocols import Algorithm
 from asyncrl.show.aggregates import Array, Estimate, estimate, iqm, mean
+from asyncrl.show.numbers import of_return, with_deviation, with_interval
 from asyncrl.trainer.arguments import RunOptions, seeds_from
 from asyncrl.trainer.channel import Job
 from asyncrl.trainer.run_pool import Ended, Event, RunPool, runs_at_once
@@ -75,8 +76,8 @@ class SeedResults:
         if result is None:
             return f"{head}failed: {error_text(error).partition(chr(10))[0] if error else ''}"
         final = result.evaluation
-        told = "not evaluated" if final is None else f"{final.return_mean:.1f} +/- {final.return_std:.1f}"
-        best = "" if result.best is None else f"best {result.best.evaluation.return_mean:.1f}, "
+        told = "not evaluated" if final is None else with_deviation(final.return_mean, final.return_std)
+        best = "" if result.best is None else f"best {of_return(result.best.evaluation.return_mean)}, "
         summary = result.summary
         reached = summary.get("steps_to_target")
         target = "" if reached is None else f", target after {reached:,} steps"
@@ -91,13 +92,13 @@ class SeedResults:
             return "final return  no run was evaluated at its end"
         runs = len({*self.results, *self.errors})
         return (
-            f"final return  mean {_interval(self.mean)}, interquartile mean {_interval(self.iqm)} "
+            f"final return  mean {_shown(self.mean)}, interquartile mean {_shown(self.iqm)} "
             f"over {self.finals.size} of {runs} runs (95 % bootstrap)"
         )
 
 
-def _interval(found: Estimate) -> str:
-    return f"{found.value:.1f} [{found.low:.1f}, {found.high:.1f}]"
+def _shown(found: Estimate) -> str:
+    return with_interval(found.value, found.low, found.high)
 
 
 def train_seeds(

@@ -12,6 +12,7 @@ import numpy as np
 
 from asyncrl.protocols import Algorithm
 from asyncrl.show.aggregates import Array, Estimate, estimate, mean
+from asyncrl.show.numbers import of_return
 from asyncrl.tuning.study import Trial
 
 MOST_TRIALS = 10
@@ -138,7 +139,7 @@ def trials_table(trials: Sequence[Trial]) -> tuple[tuple[str, ...], list[tuple[s
 
 
 def _cell(value: float) -> str:
-    return f"{'failed' if math.isnan(value) else f'{value:.1f}':>12}"
+    return f"{'failed' if math.isnan(value) else of_return(value):>12}"
 
 
 def _or_none(value: float) -> float | None:

@@ -586,7 +586,7 @@ def test_eval_plays_the_best_unless_told_otherwise(run: Path, capsys: pytest.Cap
     )
     save(run / "checkpoints" / "best", {"weights": weights}, meta)
     assert main(["eval", str(run), "--episodes", "1"]) == 0
-    best = "policy       best, dqn on CartPole-v1 after 800 steps, evaluated at 9.5 in training\n"
+    best = "policy       best, dqn on CartPole-v1 after 800 steps, evaluated at 9.50 in training\n"
     assert best in capsys.readouterr().out
     assert main(["eval", str(run), "--episodes", "1", "--checkpoint", "latest"]) == 0
     assert "policy       latest, dqn on CartPole-v1 after 1,200 steps\n" in capsys.readouterr().out

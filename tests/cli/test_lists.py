@@ -13,7 +13,7 @@ from kept_runs import write_run
 from waiting import PATIENCE_SECONDS
 
 from asyncrl.cli.main import main
-from asyncrl.cli.text_table import age, number, text_table
+from asyncrl.cli.text_table import age, text_table
 from asyncrl.show.curves import curves
 from asyncrl.show.kept_run import KeptRun, find_runs, is_run
 from asyncrl.show.run_groups import differing_options, group_runs
@@ -223,7 +223,7 @@ def test_diff_of_two_groups_of_seeds(tmp_path: Path, capsys: pytest.CaptureFixtu
     options, outcome = capsys.readouterr().out.split("\n\n")
     assert [line.split() for line in options.splitlines()[1:]] == [["dqn.n_step", "3", "1"]]
     rows = {line[:20].strip(): line[20:].split() for line in outcome.splitlines()}
-    assert (rows["runs"], rows["final return"]) == (["2", "1"], ["20.0", "7.0"])
+    assert (rows["runs"], rows["final return"]) == (["2", "1"], ["20.0", "7.00"])
     write_run(tmp_path / "a" / "else", options={"gamma": 0.5}, summary={})
     assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
     err = capsys.readouterr().err
@@ -269,7 +269,3 @@ def test_tables_keep_to_118_characters() -> None:
 )
 def test_ages(seconds: float, text: str) -> None:
     assert age(seconds) == text
-
-
-def test_numbers() -> None:
-    assert [number(x) for x in (None, 1.25, -200.04, 12_345.6)] == ["-", "1.2", "-200.0", "12,346"]

@@ -85,7 +85,7 @@ def test_in_the_terminal(
     assert plot[-3].split() == ["100", "steps", "600"]
     assert [line.split() for line in table[1:]] == [
         ["CartPole-v1", "dqn", "2", "55.0", "55.0", "[40.0,", "70.0]"],
-        ["CartPole-v1", "ppo", "1", "5", "5", "[5,", "5]"],
+        ["CartPole-v1", "ppo", "1", "5.00", "5.00", "[5.00,", "5.00]"],
     ]
 
 
@@ -110,7 +110,7 @@ def test_normalised_scores_over_environments(folder: Path, capsys: pytest.Captur
         "3",
         "0.617",
     ]  # of 0.4, 0.7, 0.75
-    assert row[5] == "0.65", "mean of 0.55 and 0.75"
+    assert row[5] == "0.650", "mean of 0.55 and 0.75"
     assert main(["plot", str(folder), "--normalise", "CartPole-v1=5,5"]) == 1
     assert "two different numbers" in capsys.readouterr().err
 
