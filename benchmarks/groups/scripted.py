@@ -23,7 +23,7 @@ from torch import Tensor
 
 from asyncrl.config import TrainerConfig
 from asyncrl.groups import connecting
-from asyncrl.groups.fused_weights import FusedWeights
+from asyncrl.groups.async_fusion import FusedWeights
 from asyncrl.groups.peers import PeerLost
 from asyncrl.groups.place import Place
 from asyncrl.groups.session import Listeners, Session

@@ -15,16 +15,13 @@ import torch.distributed as dist
 from group_rig import Meeting, on_ranks, vector_of
 from waiting import PATIENCE_SECONDS
 
-from asyncrl.groups import async_server
-from asyncrl.groups.async_client import AsyncClient
-from asyncrl.groups.async_server import AsyncServer
-from asyncrl.groups.averaging import AverageFuser
-from asyncrl.groups.background import BackgroundFusion, fused_parts
-from asyncrl.groups.fused_weights import FusedWeights
+from asyncrl.groups import async_fusion
+from asyncrl.groups.async_fusion import AsyncClient, AsyncServer, FusedWeights
 from asyncrl.groups.messages import ENCODINGS
 from asyncrl.groups.peers import Peers
 from asyncrl.groups.rounds import Rounds
 from asyncrl.groups.shared_statistics import SharedStatistics
+from asyncrl.groups.weight_fusion import AverageFuser, BackgroundFusion, fused_parts
 
 SIZE = 11
 NOTHING = SharedStatistics(())
@@ -346,7 +343,7 @@ def test_ten_thousand_scripted_deltas_equal_the_twin() -> None:
 def test_a_store_or_learner_that_does_not_answer_holds_up_the_end_of_nobody(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    monkeypatch.setattr(async_server, "FINISH_SECONDS", 600.0)  # longer than the test may take
+    monkeypatch.setattr(async_fusion, "FINISH_SECONDS", 600.0)  # longer than the test may take
     tried = threading.Event()
 
     def connect(rank: int, life: int) -> Peers | None:
