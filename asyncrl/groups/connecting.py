@@ -157,7 +157,9 @@ def serving_fusion(reception: Reception, config: TrainerConfig, core: Core) -> F
     deltas = Deltas(core.vector.buffers)
     weights = FusedWeights(core.vector.parameters, config.max_fusion_staleness, deltas=deltas)
     ranks = range(1, reception.connection.place.size)
-    server = AsyncServer(weights, _encoding(config, core), ranks, reception, SharedStatistics(core.vector.shared))
+    server = AsyncServer(
+        weights, _encoding(config, core), ranks, reception, SharedStatistics(core.vector.shared)
+    )
     return BackgroundFusion(server, core.vector, config.fusion_interval)
 
 
@@ -184,6 +186,8 @@ def client_fusion(
     peers = connection.pair(place.rank, place.life)
     take_over(core, broadcast_bytes(peers, None, 0))
     tie()
-    client = AsyncClient(peers, _encoding(config, core), SharedStatistics(core.vector.shared), Deltas(core.vector.buffers))
+    client = AsyncClient(
+        peers, _encoding(config, core), SharedStatistics(core.vector.shared), Deltas(core.vector.buffers)
+    )
     core.vector.parameters.copy_(client.base)
     return BackgroundFusion(client, core.vector, config.fusion_interval)
