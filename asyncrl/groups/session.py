@@ -142,6 +142,25 @@ class Session:
             )
         self._on_failure = on_failure
         # From here on, so that a rank that is lost or fails while the others connect is noticed.
+        self._start_heartbeat(status, on_stop, on_beat)
+        try:
+            with torch.no_grad():
+                self._fusion = self._connected(core, state)
+            if not self._asynchronous:
+                for rank in range(1, self.place.size) if self.leads else (0,):
+                    self._tie(rank, self.place.life)
+        except (PeerLost, dist.DistError) as error:
+            raise self.explain(error) from error
+        finally:
+            if self._left:  # meanwhile
+                self.leave()
+
+    def _start_heartbeat(
+        self,
+        status: Callable[[], Status],
+        on_stop: Callable[[str], None],
+        on_beat: Callable[[dict[int, Status]], None],
+    ) -> None:
         heartbeat = self.heartbeat = Heartbeat(
             self._store,
             self.place,
@@ -155,17 +174,6 @@ class Session:
         if self._reason is not None:
             heartbeat.tell_stop(self._reason)
         heartbeat.start()
-        try:
-            with torch.no_grad():
-                self._fusion = self._connected(core, state)
-            if not self._asynchronous:
-                for rank in range(1, self.place.size) if self.leads else (0,):
-                    self._tie(rank, self.place.life)
-        except (PeerLost, dist.DistError) as error:
-            raise self.explain(error) from error
-        finally:
-            if self._left:  # meanwhile
-                self.leave()
 
     def _connected(self, core: Core, state: Callable[[], bytes]) -> Fusion:
         connection = self._connection
