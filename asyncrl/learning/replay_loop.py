@@ -225,7 +225,8 @@ class ReplayLoop(UpdateLoop):
         batch.progress = self._progress_at(self.inserted_steps)
         self._replay.sample(batch, beta)
         if self._vector is not None and self._vector.on_step is not None:
-            self._vector.drawn = Drawn(*self._replay.drawn(batch, beta))
+            priority, largest_weight = self._replay.drawn(batch, beta)
+            self._vector.drawn = Drawn(priority, largest_weight)
         if self._mirror is not None:
             self._mirror.locate(batch)
         self.staleness.measure(self.updates, self.publisher.version, self._replay.acted(batch))

@@ -335,7 +335,8 @@ class Run:
         require_processes(self.config.actors)
         if self.resumed is not None:
             with refused_if_damaged(self.resumed.path):
-                self.clock.go_on_from(*self.resumed.run["clock"])
+                trained, startup, wall = self.resumed.run["clock"]
+                self.clock.go_on_from(trained, startup, wall)
         await self._serve_page(stack)
         self.reporter.show(self.snapshot())
         with single_error():
