@@ -366,7 +366,8 @@ class Run:
         if self.config.http == "off":
             return
         # Imported here because it imports aiohttp, which a run without a page does not need.
-        from asyncrl.server import RunServer, write_http_file
+        from asyncrl.server.discovery import write_http_file
+        from asyncrl.server.run_server import RunServer
 
         async def save_checkpoint() -> str:
             return await self.saver.save_on_request() if self.built else ""
