@@ -30,7 +30,7 @@ from asyncrl.actors.descriptors import descriptors_or_error
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.frames import FrameReader, send_frame
 from asyncrl.actors.limits import AwakeClock
-from asyncrl.actors.requests import ChildExit
+from asyncrl.actors.server_process import ChildExit
 from asyncrl.shm.unnamed_file import unnamed_file
 
 _EXIT_SECONDS = 1.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from asyncrl.actors.requests import ChildExit
+from asyncrl.actors.server_process import ChildExit
 from asyncrl.errors import ActorKilled, EnvironmentHung
 
 _GIB = 2.0**30

@@ -103,7 +103,8 @@ class _Server:
                 frame = receive_frame(self._control)
                 if frame is None:
                     return
-                self._obey(*frame)
+                message, fds = frame
+                self._obey(message, fds)
 
     def _obey(self, message: dict[str, Any], fds: list[int]) -> None:
         if message["do"] == "signal":

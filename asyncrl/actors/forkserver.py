@@ -26,8 +26,7 @@ from typing import IO
 from asyncrl.actors.descriptors import descriptors_or_error
 from asyncrl.actors.forking import serve
 from asyncrl.actors.limits import WINDOW_SECONDS, RestartBudget
-from asyncrl.actors.requests import OnExit
-from asyncrl.actors.server_process import ForkRefused, ServerLost, ServerProcess
+from asyncrl.actors.server_process import ForkRefused, OnExit, ServerLost, ServerProcess
 from asyncrl.errors import ResourceError
 
 
@@ -45,7 +44,7 @@ class ForkServer:
     def __init__(
         self, *, max_restarts: int = 3, ready_seconds: float = 120.0, request_seconds: float = 10.0
     ) -> None:
-        self._limits = (ready_seconds, request_seconds)
+        self._ready_seconds, self._request_seconds = ready_seconds, request_seconds
         self._budget = RestartBudget(max_restarts)
         self._life: ServerProcess | None = None
         self._ending = False
@@ -61,7 +60,7 @@ class ForkServer:
         if self._life is None:
             self._ending = False
             with descriptors_or_error("The fork server"):
-                self._life = ServerProcess(*self._limits)
+                self._life = ServerProcess(self._ready_seconds, self._request_seconds)
 
     async def fork(
         self,
@@ -165,7 +164,7 @@ class ForkServer:
                 raise self._given_up(life, status)
             await asyncio.sleep(pause)
             if self._life is life and not self._ending:
-                self._life = ServerProcess(*self._limits)
+                self._life = ServerProcess(self._ready_seconds, self._request_seconds)
 
     def _given_up(self, life: ServerProcess, status: int | None) -> ResourceError:
         often = f", after {self._budget.limit} restarts within {WINDOW_SECONDS:.0f} s"

@@ -168,7 +168,8 @@ def _make_actor(plan: ActorPlan, writer: RingWriter, fds: dict[str, int]) -> Act
         requests = ActorRequests(Segment.attach(fds["requests"], pool.requests.arrays()), pool.requests, bell)
         actor = ServedActor(streams, policies, writer, _mailbox_of(policy, fds), requests, **identity)
     if pool.among is not None:
-        actor.place_among(*pool.among)
+        first_index, all_actors = pool.among
+        actor.place_among(first_index, all_actors)
     return actor
 
 
@@ -226,7 +227,8 @@ def _play_renewal(renewal: Renewal, channel: socket.socket, fds: dict[str, int])
 def _play_trial(plan: tuple[EnvSource, float], channel: socket.socket, fds: dict[str, int]) -> None:
     from asyncrl.envs.trial import try_out
 
-    try_out(*plan, lambda trial: send_frame(channel, {"kind": "trial", "trial": trial}))
+    source, seconds = plan
+    try_out(source, seconds, lambda trial: send_frame(channel, {"kind": "trial", "trial": trial}))
 
 
 def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, int]) -> None:

@@ -13,14 +13,9 @@ import torch
 
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import StoppedWhileStarting
-from asyncrl.groups.async_client import AsyncClient
-from asyncrl.groups.async_server import AsyncServer
-from asyncrl.groups.averaging import AverageFuser
-from asyncrl.groups.background import BackgroundFusion, fused_parts
-from asyncrl.groups.deltas import Deltas
+from asyncrl.groups.async_fusion import AsyncClient, AsyncServer, FusedWeights
 from asyncrl.groups.device_sums import device_sums
-from asyncrl.groups.fused_weights import FusedWeights
-from asyncrl.groups.gradient_fusion import GradientFusion, gradient_rounds
+from asyncrl.groups.gradient_fusion import GradientFusion
 from asyncrl.groups.meeting import JOIN_SECONDS, LOOK_SECONDS
 from asyncrl.groups.messages import Encoding, encoding_of
 from asyncrl.groups.peers import PeerLost, Peers, broadcast_bytes
@@ -28,6 +23,7 @@ from asyncrl.groups.place import Place
 from asyncrl.groups.rounds import Rounds
 from asyncrl.groups.shared_statistics import SharedStatistics
 from asyncrl.groups.state import Core, share, take_over
+from asyncrl.groups.weight_fusion import AverageFuser, BackgroundFusion, Deltas, fused_parts
 
 OVER = "over"
 """Key of the store that rank 0 sets when it has finished."""
@@ -94,10 +90,6 @@ def _encoding(config: TrainerConfig, core: Core) -> Encoding:
     return encoding_of(config.fusion_dtype, size, Deltas(core.vector.buffers).buffers)
 
 
-def _shared(core: Core) -> SharedStatistics:
-    return SharedStatistics(core.vector.shared)
-
-
 def collective_fusion(
     connection: Connection, config: TrainerConfig, core: Core, *, exact: bool = False
 ) -> Fusion:
@@ -107,10 +99,10 @@ def collective_fusion(
     """
     peers = connection.all()
     share(core, peers, source=0)
-    encoding, shared = _encoding(config, core), _shared(core)
+    encoding, shared = _encoding(config, core), SharedStatistics(core.vector.shared)
     if config.fusion == "gradients":
         sums = device_sums(peers, connection.store, core.vector.gradient.device)
-        return GradientFusion(gradient_rounds(core, peers, encoding, shared, sums), core)
+        return GradientFusion(core, peers, encoding, shared, sums)
     rounds = Rounds(peers, encoding, shared=shared)
     vector, moments = core.vector, config.fusion_moments
     start = torch.cat([part.cpu() for part in fused_parts(vector, moments)])
@@ -165,7 +157,9 @@ def serving_fusion(reception: Reception, config: TrainerConfig, core: Core) -> F
     deltas = Deltas(core.vector.buffers)
     weights = FusedWeights(core.vector.parameters, config.max_fusion_staleness, deltas=deltas)
     ranks = range(1, reception.connection.place.size)
-    server = AsyncServer(weights, _encoding(config, core), ranks, reception, _shared(core))
+    server = AsyncServer(
+        weights, _encoding(config, core), ranks, reception, SharedStatistics(core.vector.shared)
+    )
     return BackgroundFusion(server, core.vector, config.fusion_interval)
 
 
@@ -192,6 +186,8 @@ def client_fusion(
     peers = connection.pair(place.rank, place.life)
     take_over(core, broadcast_bytes(peers, None, 0))
     tie()
-    client = AsyncClient(peers, _encoding(config, core), _shared(core), Deltas(core.vector.buffers))
+    client = AsyncClient(
+        peers, _encoding(config, core), SharedStatistics(core.vector.shared), Deltas(core.vector.buffers)
+    )
     core.vector.parameters.copy_(client.base)
     return BackgroundFusion(client, core.vector, config.fusion_interval)

@@ -34,28 +34,24 @@ from asyncrl.groups.state import Core, share
 from asyncrl.networks.flat_vector import NO_VALUES, Moments
 
 
-def gradient_rounds(
-    core: Core,
-    peers: Peers,
-    encoding: Encoding,
-    shared: SharedStatistics | None = None,
-    sums: Sums | None = None,
-) -> Rounds:
-    """Make the rounds of `GradientFusion` for gradients of `core`; see `Rounds`."""
-    scaled = core.vector.weighted
-    return Rounds(peers, encoding, len(Moments._fields), shared=shared, sums=sums, scaled=scaled)
-
-
 class GradientFusion:
     """One group's side of the fusion of gradients; learner's thread only, except `close` and `statistics`.
 
     Args:
-        rounds: result of `gradient_rounds`.
         core: the learner's updater.
+        peers, encoding, shared, sums: see `Rounds`.
     """
 
-    def __init__(self, rounds: Rounds, core: Core) -> None:
-        self._rounds, self._core = rounds, core
+    def __init__(
+        self,
+        core: Core,
+        peers: Peers,
+        encoding: Encoding,
+        shared: SharedStatistics | None = None,
+        sums: Sums | None = None,
+    ) -> None:
+        self._core, scaled = core, core.vector.weighted
+        self._rounds = Rounds(peers, encoding, len(Moments._fields), shared=shared, sums=sums, scaled=scaled)
         self._wait_seconds = 0.0
         self._moments = NO_VALUES
         core.vector.on_step, core.vector.on_moments = self._fuse, self._union

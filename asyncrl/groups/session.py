@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,25 +45,6 @@ FAREWELL_SECONDS = 2.0
 """Time limit of a farewell message."""
 _sessions: Counter[Place] = Counter()
 """Number of earlier sessions of this process by place; the store keeps what they have written."""
-
-
-@dataclass(frozen=True)
-class Listeners:
-    """Callbacks of a run, called on threads of its session.
-
-    Attributes:
-        status: returns this group's status for the others.
-        stop: called with the reason when another rank has stopped the job.
-        fail: called with the error when a rank is lost or has failed.
-        beat: called with the statuses of all ranks after every beat.
-        state: returns the learner's current state as bytes; rank 0 only.
-    """
-
-    status: Callable[[], Status]
-    stop: Callable[[str], None]
-    fail: Callable[[GroupLost], None]
-    beat: Callable[[dict[int, Status]], None]
-    state: Callable[[], bytes]
 
 
 class Session:
@@ -114,6 +94,7 @@ class Session:
         self.hosts = [card["host"] for card in cards]
         self.start = hand_out(self._store, place, start)
         self._fusion: Fusion | None = None
+        self._on_failure: Callable[[GroupLost], None] = lambda _: None  # nobody hears of it before `attach`
         self.heartbeat: Heartbeat | None = None
         self._lifelines: dict[int, Lifeline] = {}
         self._failed, self._lock = threading.Event(), threading.Lock()
@@ -128,8 +109,27 @@ class Session:
 
     # --- learner's thread --------------------------------------------------------------------------------------------
 
-    def attach(self, core: Core, listeners: Listeners) -> None:
+    def attach(
+        self,
+        core: Core,
+        *,
+        status: Callable[[], Status],
+        state: Callable[[], bytes],
+        on_stop: Callable[[str], None],
+        on_failure: Callable[[GroupLost], None],
+        on_beat: Callable[[dict[int, Status]], None],
+    ) -> None:
         """Give `core` the state of rank 0, connect it to the others and begin to fuse; collective.
+
+        The functions are called on threads of the session.
+
+        Args:
+            core: the learner's updater.
+            status: returns this group's status for the others.
+            state: returns the learner's current state as bytes; called on rank 0 only.
+            on_stop: called with the reason when another rank has stopped the job.
+            on_failure: called with the error when a rank is lost or has failed.
+            on_beat: called with the statuses of all ranks after every beat.
 
         Raises:
             ConfigurationError: the algorithm's updater has no flat vector.
@@ -140,24 +140,12 @@ class Session:
                 "the algorithm's updater cannot be fused with others: it has no attribute `vector`",
                 fix="give it a FlatVector of its parameters and its gradient, or train with one group",
             )
-        self._listeners = listeners
+        self._on_failure = on_failure
         # From here on, so that a rank that is lost or fails while the others connect is noticed.
-        heartbeat = self.heartbeat = Heartbeat(
-            self._store,
-            self.place,
-            status=lambda: {**listeners.status(), **self.statistics()},
-            on_stop=listeners.stop,
-            on_failure=lambda text: self._fail(_failure_of(text)),
-            on_silence=lambda rank: self._gone(max(rank, 0), SILENCE if rank >= 0 else NO_STORE),
-            on_beat=listeners.beat,
-        )
-        self.earlier_lives = heartbeat.earlier
-        if self._reason is not None:
-            heartbeat.tell_stop(self._reason)
-        heartbeat.start()
+        self._start_heartbeat(status, on_stop, on_beat)
         try:
             with torch.no_grad():
-                self._fusion = self._connected(core)
+                self._fusion = self._connected(core, state)
             if not self._asynchronous:
                 for rank in range(1, self.place.size) if self.leads else (0,):
                     self._tie(rank, self.place.life)
@@ -167,12 +155,32 @@ class Session:
             if self._left:  # meanwhile
                 self.leave()
 
-    def _connected(self, core: Core) -> Fusion:
+    def _start_heartbeat(
+        self,
+        status: Callable[[], Status],
+        on_stop: Callable[[str], None],
+        on_beat: Callable[[dict[int, Status]], None],
+    ) -> None:
+        heartbeat = self.heartbeat = Heartbeat(
+            self._store,
+            self.place,
+            status=lambda: {**status(), **self.statistics()},
+            on_stop=on_stop,
+            on_failure=lambda text: self._fail(_failure_of(text)),
+            on_silence=lambda rank: self._gone(max(rank, 0), SILENCE if rank >= 0 else NO_STORE),
+            on_beat=on_beat,
+        )
+        self.earlier_lives = heartbeat.earlier
+        if self._reason is not None:
+            heartbeat.tell_stop(self._reason)
+        heartbeat.start()
+
+    def _connected(self, core: Core, state: Callable[[], bytes]) -> Fusion:
         connection = self._connection
         if not self._asynchronous:
             return collective_fusion(connection, self._config, core, exact=self._exact)
         if self.leads:
-            self._reception = Reception(connection, self._listeners.state, self._tie)
+            self._reception = Reception(connection, state, self._tie)
             return serving_fusion(self._reception, self._config, core)
         return client_fusion(connection, self._config, core, lambda: self._tie(0, self.place.life))
 
@@ -286,7 +294,7 @@ class Session:
             self.failure = error
         self._failed.set()
         with contextlib.suppress(Exception):
-            self._listeners.fail(error)
+            self._on_failure(error)
         self._connection.close()
         if self._fusion is not None:
             self._fusion.close()

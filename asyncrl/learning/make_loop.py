@@ -89,15 +89,15 @@ def make_loop(
         kept, per_batch, newest = algorithm.kept_segments
         past = PastSegments(kept, per_batch, algorithm.max_staleness, rng, newest) if kept else None
         return SegmentLoop(algorithm, queue, core, mailbox, past=past, **run)
-    mixed = None
+    demonstrations = None
     if dataset is not None:
-        shown = DatasetReplay(dataset, **_transitions(algorithm, goal_rewards), rng=shown_rng)
-        mixed = shown, config.demonstration_fraction
+        demonstrations = DatasetReplay(dataset, **_transitions(algorithm, goal_rewards), rng=shown_rng)
     loop = LockstepReplayLoop if algorithm.exact else RelaxedReplayLoop
     if spec.policies:
         replays, batches = _replays_of(algorithm, spec, rings, rng)
         return loop(algorithm, replays, batches, core, mailbox, **run)
-    replay, batch = _replay_of(algorithm, spec, rings, rng, goal_rewards, mixed)
+    fraction = config.demonstration_fraction
+    replay, batch = _replay_of(algorithm, spec, rings, rng, goal_rewards, demonstrations, fraction)
     mirror = mirror_of(algorithm, spec, core, replay)
     return loop(algorithm, replay, batch, core, mailbox, mirror=mirror, **run)
 
@@ -109,7 +109,7 @@ def _replays_of(
     row = dataclasses.replace(spec, agents=(), policies=())
 
     def make(views: tuple[Any, ...], policy: AgentPolicy) -> RingReplay[Any]:
-        replay, batch = _replay_of(own_record(algorithm, policy), row, views, rng, None, None)
+        replay, batch = _replay_of(own_record(algorithm, policy), row, views, rng)
         batches.append(batch)
         return replay
 
@@ -123,12 +123,13 @@ def _replay_of(
     spec: EnvSpec,
     rings: tuple[RingReader, ...],
     rng: np.random.Generator,
-    goal_rewards: GoalRewards | None,
-    demonstrations: tuple[DatasetReplay, float] | None,
+    goal_rewards: GoalRewards | None = None,
+    demonstrations: DatasetReplay | None = None,
+    fraction: float = 0.0,
 ) -> tuple[RingReplay[Any], Batch | SequenceBatch]:
     """Replay of transitions or sequences, of single or all agents, and a batch for what it samples.
 
-    Of `demonstrations`, a replay and its share, the last items of every batch are drawn.
+    The last items of every batch, `fraction` of it, are drawn from `demonstrations`.
     """
     options: dict[str, Any] = {
         "priorities": PriorityRules(algorithm.alpha, uniform=not algorithm.prioritized),
@@ -149,7 +150,7 @@ def _replay_of(
     transitions = _transitions(algorithm, goal_rewards)
     batch = Batch.allocate(algorithm.batch_size, seen, fields)
     if demonstrations is not None:
-        return MixedReplay(rings, *demonstrations, **transitions, rng=rng), batch
+        return MixedReplay(rings, demonstrations, fraction, **transitions, rng=rng), batch
     return PrioritizedReplay(rings, **transitions, rng=rng), batch
 
 

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.algorithms.off_policy import OffPolicy
-from asyncrl.errors import RingCorrupt
-from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Batch, SequenceBatch, ValuePairs
+from asyncrl.interfaces import Batch, SequenceBatch, ValuePairs
 from asyncrl.learning.divergence import DeviceFull, out_of_gpu_memory
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.mirror import ObservationMirror
 from asyncrl.learning.staleness import StalenessMeter
-from asyncrl.learning.update_loop import TIMED_UPDATES, LoopOptions, Priorities, UpdateLoop
+from asyncrl.learning.update_loop import LoopOptions, Priorities, UpdateLoop
+from asyncrl.learning.what_is_shown import realised_return
 from asyncrl.networks.flat_vector import Drawn, FlatVector
 from asyncrl.protocols import ReplayUpdater, SequenceUpdater
 from asyncrl.replay.policy_replays import PolicyBatch, PolicyReplays
@@ -28,10 +28,8 @@ from asyncrl.shm.weights import WeightMailbox
 
 MOST_PAIRS = 64
 """Most transitions of a batch whose values are compared with realised returns, at a report."""
-MOST_STEPS = 2_000
-"""Most rows of a realised return."""
-NEGLIGIBLE = 0.05
-"""Weight below which a later reward is left out of a realised return."""
+TIMED_UPDATES = 64
+"""Every 64th update is timed, by its number."""
 
 
 class PolicyLagMeter(Histogram):
@@ -70,33 +68,6 @@ class PolicyLagMeter(Histogram):
                 if rows.stop > rows.start:
                     self.add(updates, ring.policy_updates[rows], ring.environments)
         self._seen[:] = published
-
-
-def realised_return(ring: RingReader, position: int, stream: int, gamma: float) -> float | None:
-    """Discounted sum of the rewards from a row of a stream on, as they were played; learner thread only.
-
-    Returns None unless the rest of the trajectory is in the ring: up to its termination, or until a reward counts less
-    than `NEGLIGIBLE`.
-
-    Args:
-        ring: the ring, whose rows from `position` on are read.
-        position: the row.
-        stream: the stream.
-        gamma: discount factor.
-    """
-    if ring.fault or position < ring.retired:
-        return None
-    try:
-        published = ring.published()
-    except RingCorrupt:  # a new fault, which the next tick handles
-        return None
-    slots = np.arange(position, min(published, position + MOST_STEPS)) & (ring.num_slots - 1)
-    ends = np.flatnonzero(ring.flags[stream, slots] & (TERMINATED | TRUNCATED | RESET))
-    steps = int(ends[0]) + 1 if ends.size else len(slots)
-    terminated = bool(ends.size) and bool(ring.flags[stream, slots[ends[0]]] & TERMINATED)
-    if not terminated and gamma**steps > NEGLIGIBLE:
-        return None
-    return float(ring.reward[stream, slots[:steps]].astype(np.float64) @ gamma ** np.arange(steps))
 
 
 class ReplayLoop(UpdateLoop):
@@ -225,7 +196,8 @@ class ReplayLoop(UpdateLoop):
         batch.progress = self._progress_at(self.inserted_steps)
         self._replay.sample(batch, beta)
         if self._vector is not None and self._vector.on_step is not None:
-            self._vector.drawn = Drawn(*self._replay.drawn(batch, beta))
+            priority, largest_weight = self._replay.drawn(batch, beta)
+            self._vector.drawn = Drawn(priority, largest_weight)
         if self._mirror is not None:
             self._mirror.locate(batch)
         self.staleness.measure(self.updates, self.publisher.version, self._replay.acted(batch))

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from asyncrl.errors import RingCorrupt
 from asyncrl.interfaces import Bins, Distribution, Metrics, ValuePairs
-from asyncrl.learning.action_bins import action_bins
 from asyncrl.learning.divergence import Divergence
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.pace import Pace
 from asyncrl.learning.publication import Publisher
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshot, WeightSnapshots
+from asyncrl.learning.what_is_shown import UpdateTimes, action_bins
 from asyncrl.protocols import Updater
 from asyncrl.replay.policy_replays import PolicyReplays
 from asyncrl.replay.ring_replay import RingReplay
@@ -31,37 +31,6 @@ from asyncrl.shm.weights import WeightMailbox
 
 TICK_SECONDS = 0.001
 """Duration of the updates of a tick, after which new rows are received."""
-
-TIMED_UPDATES = 64
-"""Every 64th update on replay is timed, by its number."""
-
-
-class UpdateTimes:
-    """Mean times of the parts of an update; learner thread only."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-        self._updates = 0
-        self._means: Metrics = {}
-
-    def add(self, updates: int = 1, **seconds: float) -> None:
-        """Add the times of the parts of `updates` updates: sample (gather and prepare), learn, priorities."""
-        self._updates += updates
-        for name, value in seconds.items():
-            self._seconds[name] = self._seconds.get(name, 0.0) + value
-
-    def statistics(self) -> Metrics:
-        """Means by public name of the parts that there are, over the time in which each was measured again.
-
-        An iteration on segments is prepared once for many updates, which may take several reports.
-        """
-        if self._updates and all(value > 0.0 for value in self._seconds.values()):
-            self._means = {
-                f"time/update_{name}_seconds": value / self._updates for name, value in self._seconds.items()
-            }
-            self._seconds, self._updates = dict.fromkeys(self._seconds, 0.0), 0
-        return self._means
-
 
 Priorities = Sequence[tuple[int, NDArray[np.float32]]]
 """Per ring, the index of the first kept row, and the priorities `[rows, leaves of a row]` of the kept rows."""

@@ -6,7 +6,7 @@ import bisect
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,21 @@ MOST_BINS = 20
 """Most bins of the distribution of returns or lengths."""
 FIRST_RATING, K = 1200.0, 16.0
 """Rating of the policy before the first game, and the largest change by one game."""
+
+
+class _Finished(NamedTuple):
+    """A finished episode; sorted by its place in the order, then by its actor.
+
+    Attributes:
+        each: returns of several agents, whose sum is `total`; empty for one agent.
+    """
+
+    place: int
+    actor: int
+    total: float
+    length: int
+    each: list[float]
+    success: int
 
 
 @dataclass
@@ -42,8 +57,8 @@ class EpisodeWindow:
     agents: tuple[str, ...] = ()
     policies: tuple[AgentPolicy, ...] = ()
     ratings: Ratings | None = None
-    _last: list[tuple[int, int, float, int, list[float], int]] = field(default_factory=list)
-    """Place in the order, actor, return, length, returns of several agents and success of each episode; sorted."""
+    _last: list[_Finished] = field(default_factory=list)
+    """The episodes, sorted."""
     _steps: dict[int, int] = field(default_factory=dict)
     """Number of steps in finished episodes, by actor."""
 
@@ -59,7 +74,7 @@ class EpisodeWindow:
             place = self._steps[actor] if self.by_steps else self.count
             each = returned if isinstance(returned, list) else []
             total = sum(each) if isinstance(returned, list) else returned
-            self._last.append((place, actor, total, length, each, success))
+            self._last.append(_Finished(place, actor, total, length, each, success))
             if self.ratings is not None and opponents and opponents[0][0] >= 0:
                 version, learner = opponents[0]
                 self.ratings.add(place, actor, version, score_of(np.array(each), learner))
@@ -76,21 +91,23 @@ class EpisodeWindow:
     @property
     def return_mean(self) -> float | None:
         """Mean return of the window, None before the first episode."""
-        return sum(entry[2] for entry in self._last) / len(self._last) if self._last else None
+        return sum(episode.total for episode in self._last) / len(self._last) if self._last else None
 
     @property
     def length_mean(self) -> float | None:
         """Mean length of the window, None before the first episode."""
-        return sum(entry[3] for entry in self._last) / len(self._last) if self._last else None
+        return sum(episode.length for episode in self._last) / len(self._last) if self._last else None
 
     def statistics(self) -> Metrics:
         """Number of episodes, and the means of the window, also those of agents and policies, by public name."""
-        means = np.mean([entry[4] for entry in self._last], axis=0).tolist() if self._last else []
+        means = np.mean([episode.each for episode in self._last], axis=0).tolist() if self._last else []
         return {
             "episodes": self.count,
             "rollout/ep_rew_mean": self.return_mean,
             "rollout/ep_len_mean": self.length_mean,
-            "rollout/success_rate": success_rate(np.array([entry[5] for entry in self._last], np.int8)),
+            "rollout/success_rate": success_rate(
+                np.array([episode.success for episode in self._last], np.int8)
+            ),
             **(self.ratings.statistics() if self.ratings is not None else {}),
             **{f"rollout/ep_rew_mean/{name}": mean for name, mean in zip(self.agents, means, strict=False)},
             **{
@@ -103,7 +120,8 @@ class EpisodeWindow:
         """Distributions of returns and lengths of the window by public name; empty before the first episode."""
         if not self._last:
             return {}
-        returns, lengths = (np.array([entry[column] for entry in self._last]) for column in (2, 3))
+        returns = np.array([episode.total for episode in self._last])
+        lengths = np.array([episode.length for episode in self._last])
         return {"rollout/ep_rew": binned(returns), "rollout/ep_len": binned(lengths)}
 
     def opponents(self) -> tuple[OpponentRating, ...]:
@@ -113,15 +131,14 @@ class EpisodeWindow:
     def state(self) -> dict[str, Any]:
         """State for `restore`, as arrays."""
         known = range(max(self._steps, default=-1) + 1)
-        columns = zip(*self._last, strict=True) if self._last else ((),) * 6
-        places, actors, returns, lengths, each, successes = columns
+        last, each = self._last, [episode.each for episode in self._last]
         return {
             "count": self.count,
-            "places": np.array(places, np.int64),
-            "actors": np.array(actors, np.int64),
-            "returns": np.array(returns, np.float64),
-            "lengths": np.array(lengths, np.int64),
-            "successes": np.array(successes, np.int8),
+            "places": np.array([episode.place for episode in last], np.int64),
+            "actors": np.array([episode.actor for episode in last], np.int64),
+            "returns": np.array([episode.total for episode in last], np.float64),
+            "lengths": np.array([episode.length for episode in last], np.int64),
+            "successes": np.array([episode.success for episode in last], np.int8),
             **({"agent_returns": np.array(each, np.float64)} if any(each) else {}),
             "steps": np.array([self._steps.get(actor, 0) for actor in known], np.int64),
             **({"ratings": self.ratings.state()} if self.ratings is not None else {}),
@@ -129,10 +146,12 @@ class EpisodeWindow:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the `state()` of an earlier run."""
-        columns = [state[name].tolist() for name in ("places", "actors", "returns", "lengths")]
-        each = state["agent_returns"].tolist() if "agent_returns" in state else [[]] * len(columns[0])
-        successes = state["successes"].tolist() if "successes" in state else [0] * len(columns[0])
-        self._last = list(zip(*columns, each, successes, strict=True))
+        columns = ("places", "actors", "returns", "lengths")
+        places, actors, returns, lengths = (state[name].tolist() for name in columns)
+        each = state["agent_returns"].tolist() if "agent_returns" in state else [[]] * len(places)
+        successes = state["successes"].tolist() if "successes" in state else [0] * len(places)
+        rows = zip(places, actors, returns, lengths, each, successes, strict=True)
+        self._last = [_Finished._make(row) for row in rows]
         self._steps = dict(enumerate(state["steps"].tolist()))
         self.count = int(state["count"])
         if self.ratings is not None and "ratings" in state:

@@ -19,6 +19,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -170,7 +171,6 @@ class Group:
         Raises:
             GroupLost, ConfigurationError: see `Session.attach`.
         """
-        from asyncrl.groups.session import Listeners
         from asyncrl.groups.state import state_of
 
         self._learner, self._stop = learner, stop
@@ -183,14 +183,16 @@ class Group:
 
             return call
 
-        listeners = Listeners(
+        attach = partial(
+            self.session.attach,
+            learner.core,
             status=self._status,
-            stop=on_loop(stop),
-            fail=on_loop(fail),
-            beat=on_loop(self._beat),
             state=lambda: state_of(learner, loop),
+            on_stop=on_loop(stop),
+            on_failure=on_loop(fail),
+            on_beat=on_loop(self._beat),
         )
-        await learner.thread.call(lambda: self.session.attach(learner.core, listeners))
+        await learner.thread.call(attach)
         await asyncio.to_thread(self.session.wait_for_others)
         self._state = "training"
 

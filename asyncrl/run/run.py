@@ -335,7 +335,8 @@ class Run:
         require_processes(self.config.actors)
         if self.resumed is not None:
             with refused_if_damaged(self.resumed.path):
-                self.clock.go_on_from(*self.resumed.run["clock"])
+                trained, startup, wall = self.resumed.run["clock"]
+                self.clock.go_on_from(trained, startup, wall)
         await self._serve_page(stack)
         self.reporter.show(self.snapshot())
         with single_error():
@@ -365,7 +366,8 @@ class Run:
         if self.config.http == "off":
             return
         # Imported here because it imports aiohttp, which a run without a page does not need.
-        from asyncrl.server import RunServer, write_http_file
+        from asyncrl.server.discovery import write_http_file
+        from asyncrl.server.run_server import RunServer
 
         async def save_checkpoint() -> str:
             return await self.saver.save_on_request() if self.built else ""

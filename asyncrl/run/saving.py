@@ -217,7 +217,8 @@ class CheckpointSaver:
                 if best is not None:
                     self._unsaved_best = (state, meta)
                 if self._unsaved_best is not None:
-                    path = await self._write(*self._unsaved_best, best=True)
+                    best_state, best_meta = self._unsaved_best
+                    path = await self._write(best_state, best_meta, best=True)
                     self._unsaved_best = None
                 if best is None:
                     path = await self._write(state, meta, best=False)

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from asyncrl.config import TrainerConfig
 from asyncrl.groups import connecting
-from asyncrl.groups.fused_weights import FusedWeights
+from asyncrl.groups.async_fusion import FusedWeights
 from asyncrl.groups.peers import PeerLost
 from asyncrl.groups.place import Place
-from asyncrl.groups.session import Listeners, Session
+from asyncrl.groups.session import Session
 from asyncrl.networks.flat_vector import FlatVector
 
 RANKS, SIZE, MAX_STALENESS, LOST_EXIT = 3, 16, 4, 3
@@ -154,14 +154,14 @@ class Learner:
     def run(self, session: Session) -> None:
         from asyncrl.groups.state import packed
 
-        listeners = Listeners(
+        session.attach(
+            self.core,
             status=lambda: {"env_steps": 0},
-            stop=lambda _: None,
-            fail=lambda _: self._lost.set(),
-            beat=lambda _: None,
             state=lambda: packed(self.core.state_dict()),
+            on_stop=lambda _: None,
+            on_failure=lambda _: self._lost.set(),
+            on_beat=lambda _: None,
         )
-        session.attach(self.core, listeners)
         fusion: Any = session._fusion
         if self._options.mode != "gradients":
             self._recorder = fusion._fuser = Recorder(fusion._fuser, self._log)

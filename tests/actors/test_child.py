@@ -14,8 +14,7 @@ from waiting import PATIENCE_SECONDS
 from asyncrl.actors.child import Child
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.frames import send_frame
-from asyncrl.actors.requests import ChildExit
-from asyncrl.actors.server_process import ServerLost
+from asyncrl.actors.server_process import ChildExit, ServerLost
 
 
 class Server:

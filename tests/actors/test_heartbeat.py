@@ -9,7 +9,7 @@ import pytest
 from asyncrl.actors.exit_errors import actor_hung, actor_killed, how_it_ended
 from asyncrl.actors.heartbeat import Heartbeat, private_bytes
 from asyncrl.actors.limits import AwakeClock, ProcessLimits, RestartBudget
-from asyncrl.actors.requests import ChildExit
+from asyncrl.actors.server_process import ChildExit
 from asyncrl.actors.supervised import SupervisedActor
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.shm import RingLayout, RingReader, Segment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,11 @@ import torch.distributed as dist
 from waiting import PATIENCE_SECONDS as SECONDS
 
 from asyncrl.groups.peers import Peers
+from asyncrl.groups.weight_fusion import BackgroundFusion
 from asyncrl.networks.flat_vector import FlatVector
+
+SIZE = 11
+"""Parameters of a vector whose deltas are scripted."""
 
 
 def on_ranks(count: int, function: Callable[[int], Any]) -> list[Any]:
@@ -63,3 +68,20 @@ class Meeting:
 
 def vector_of(values: torch.Tensor) -> FlatVector:
     return FlatVector(values.clone(), torch.zeros_like(values))
+
+
+def scripted(updates: int, seed: int) -> torch.Tensor:
+    return torch.randint(-4, 5, (updates, SIZE), generator=torch.Generator().manual_seed(seed)).float()
+
+
+def wait_for(fusion: BackgroundFusion) -> None:
+    """Wait for the end of the running fusion."""
+    deadline = time.monotonic() + SECONDS
+    while not fusion._fuser.done() and time.monotonic() < deadline:
+        time.sleep(1e-5)
+
+
+def fuse(fuser: Any, snapshot: torch.Tensor, finished: bool = False) -> tuple[torch.Tensor, bool]:
+    fuser.begin(snapshot, finished)
+    fused, final = fuser.end()
+    return fused, final

@@ -12,7 +12,7 @@ import torch
 from group_rig import Meeting, on_ranks, vector_of
 
 from asyncrl.groups.device_sums import DeviceSums, Sums, device_sums, gpu_name, nccl_group
-from asyncrl.groups.gradient_fusion import GradientFusion, gradient_rounds
+from asyncrl.groups.gradient_fusion import GradientFusion
 from asyncrl.groups.messages import ENCODINGS
 from asyncrl.groups.peers import PeerLost, dist, first_line
 from asyncrl.groups.rounds import Rounds
@@ -202,7 +202,7 @@ def test_gradients_are_summed_by_nccl() -> None:
             vector = vector_of(torch.zeros(SIZE, device=device))
 
         core: Any = Core()
-        GradientFusion(gradient_rounds(core, peers, ENCODINGS["float32"](SIZE), sums=sums), core)
+        GradientFusion(core, peers, ENCODINGS["float32"](SIZE), sums=sums)
         for step in range(100):
             core.vector.gradient.copy_(given[step, index])
             core.vector.begin_step()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from group_rig import Meeting, on_ranks, vector_of
 
-from asyncrl.groups.gradient_fusion import GradientFusion, gradient_rounds
+from asyncrl.groups.gradient_fusion import GradientFusion
 from asyncrl.groups.messages import ENCODINGS
 from asyncrl.groups.rounds import Rounds
 from asyncrl.networks.flat_vector import Drawn
@@ -78,7 +78,7 @@ def test_groups_that_end_early_have_the_state_of_those_that_went_on() -> None:
 
     def rank(index: int) -> Counter:
         core = Counter()
-        fusion = GradientFusion(gradient_rounds(core, meeting.peers(index), ENCODINGS["float32"](SIZE)), core)
+        fusion = GradientFusion(core, meeting.peers(index), ENCODINGS["float32"](SIZE))
         for step in range(updates[index]):
             core.step(given[step, index])
         fusion.finish()
@@ -100,7 +100,7 @@ def test_a_pass_ends_for_all_groups_where_it_ends_for_one() -> None:
 
     def rank(index: int) -> list[bool]:
         core = Counter()
-        fusion = GradientFusion(gradient_rounds(core, meeting.peers(index), ENCODINGS["float32"](SIZE)), core)
+        fusion = GradientFusion(core, meeting.peers(index), ENCODINGS["float32"](SIZE))
         ends = [core.vector.begin_step(1.0, index == 1 and step == 3) for step in range(6)]
         fusion.finish()
         return ends
@@ -121,7 +121,7 @@ def test_error_feedback_keeps_its_meaning_where_importance_weights_change(name: 
         vector, total = vector_of(torch.zeros(size)), torch.zeros(size)
         core: Any = SimpleNamespace(vector=vector)
         peers = meeting.peers(index, encoding)
-        GradientFusion(gradient_rounds(core, peers, ENCODINGS[encoding](size)), core)
+        GradientFusion(core, peers, ENCODINGS[encoding](size))
         for step in range(updates):
             vector.gradient.copy_(mean[index] + 0.3 * noise[step, index])
             vector.drawn = Drawn(priority=1.0, largest_weight=float(largest[step, index]))

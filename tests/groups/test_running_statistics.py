@@ -11,15 +11,11 @@ from group_rig import Meeting, on_ranks
 from torch import Tensor, nn
 
 from asyncrl.algorithms import ALGORITHMS
-from asyncrl.groups.async_client import AsyncClient
-from asyncrl.groups.async_server import AsyncServer
-from asyncrl.groups.averaging import AverageFuser
-from asyncrl.groups.background import BackgroundFusion
-from asyncrl.groups.deltas import Deltas
-from asyncrl.groups.fused_weights import FusedWeights
+from asyncrl.groups.async_fusion import AsyncClient, AsyncServer, FusedWeights
 from asyncrl.groups.messages import encoding_of
 from asyncrl.groups.rounds import Rounds
 from asyncrl.groups.shared_statistics import SharedStatistics
+from asyncrl.groups.weight_fusion import AverageFuser, BackgroundFusion, Deltas
 from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec
 from asyncrl.networks.flat_vector import FlatVector
 

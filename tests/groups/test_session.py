@@ -16,7 +16,7 @@ from waiting import PATIENCE_SECONDS, wait_until
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import GroupLost
 from asyncrl.groups.place import Place
-from asyncrl.groups.session import NO_STORE, Listeners, Session
+from asyncrl.groups.session import NO_STORE, Session
 from asyncrl.groups.state import packed
 
 pytestmark = pytest.mark.timeout(120)
@@ -52,28 +52,18 @@ class Core:
         self.vector.parameters.copy_(state["parameters"])
 
 
-class Heard(Listeners):
-    """Listeners that record stops and errors."""
-
-    def __init__(self, core: Core) -> None:
-        self.__dict__["stops"], self.__dict__["errors"] = [], []
-        super().__init__(
-            status=lambda: {"env_steps": 1},
-            stop=self.stops.append,
-            fail=self.errors.append,
-            beat=lambda _: None,
-            state=lambda: packed(core.state_dict()),
-        )
-
-    stops: list[str]
-    errors: list[GroupLost]
-
-
-def attached(session: Session) -> Heard:
-    core = Core()
-    heard = Heard(core)
-    session.attach(core, heard)
-    return heard
+def attached(session: Session) -> list[str]:
+    """Attach a core; returns the reasons for which another rank stops the job, as they come."""
+    core, stops = Core(), list[str]()
+    session.attach(
+        core,
+        status=lambda: {"env_steps": 1},
+        state=lambda: packed(core.state_dict()),
+        on_stop=stops.append,
+        on_failure=lambda _: None,
+        on_beat=lambda _: None,
+    )
+    return stops
 
 
 def in_background(function: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
@@ -95,8 +85,8 @@ def test_a_stop_before_the_groups_are_connected_reaches_the_others() -> None:
     sessions = joined()
     sessions[0].tell_stop("stopped")
     try:
-        _, other = on_ranks(2, lambda rank: attached(sessions[rank]))
-        wait_until(lambda: other.stops == ["stopped"], "the stop")
+        _, stops = on_ranks(2, lambda rank: attached(sessions[rank]))
+        wait_until(lambda: stops == ["stopped"], "the stop")
     finally:
         on_ranks(2, lambda rank: sessions[rank].leave())
 
@@ -158,12 +148,12 @@ def test_an_error_gives_no_advice_that_was_followed_and_does_not_call_this_rank_
 def test_a_second_run_of_the_same_program_hears_nothing_of_the_first() -> None:
     for reason in ("max_seconds", "target_return"):
         sessions = joined()
-        heard = on_ranks(2, lambda rank: attached(sessions[rank]))  # noqa: B023
+        _, stops = on_ranks(2, lambda rank: attached(sessions[rank]))  # noqa: B023
         sessions[0].tell_stop(reason)
-        wait_until(lambda: heard[1].stops != [], "the stop")  # noqa: B023
+        wait_until(lambda: stops != [], "the stop")  # noqa: B023
         on_ranks(2, lambda rank: sessions[rank].finish())  # noqa: B023
         on_ranks(2, lambda rank: sessions[rank].leave())  # noqa: B023
-        assert heard[1].stops == [reason]
+        assert stops == [reason]
 
 
 @pytest.mark.parametrize("mode", ["average", "async"])

@@ -10,7 +10,7 @@ import torch
 from group_rig import Meeting, on_ranks
 
 from asyncrl.algorithms import ALGORITHMS
-from asyncrl.groups.gradient_fusion import GradientFusion, gradient_rounds
+from asyncrl.groups.gradient_fusion import GradientFusion
 from asyncrl.groups.messages import ENCODINGS
 from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec
 from asyncrl.networks.flat_vector import Drawn
@@ -93,7 +93,7 @@ def test_importance_weights_are_those_of_one_replay_over_all_shards(name: str) -
     def rank(index: int) -> torch.Tensor:
         core, shard = without_noise(make_core(name)), shards(name)[index]
         size = core.vector.parameters.numel()
-        fusion = GradientFusion(gradient_rounds(core, meeting.peers(index), ENCODINGS["float32"](size)), core)
+        fusion = GradientFusion(core, meeting.peers(index), ENCODINGS["float32"](size))
         batch = Batch.allocate(ITEMS, SPECS[name])
         for _ in range(UPDATES):
             rows = shard.draw()

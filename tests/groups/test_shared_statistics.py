@@ -12,15 +12,12 @@ from group_rig import Meeting, on_ranks, vector_of
 
 from asyncrl.algorithms.normalization import RunningMoments
 from asyncrl.algorithms.value_bounds import ValueBounds
-from asyncrl.groups.async_client import AsyncClient
-from asyncrl.groups.async_server import AsyncServer
-from asyncrl.groups.averaging import AverageFuser
-from asyncrl.groups.background import BackgroundFusion
-from asyncrl.groups.fused_weights import FusedWeights
-from asyncrl.groups.gradient_fusion import GradientFusion, gradient_rounds
+from asyncrl.groups.async_fusion import AsyncClient, AsyncServer, FusedWeights
+from asyncrl.groups.gradient_fusion import GradientFusion
 from asyncrl.groups.messages import ENCODINGS
 from asyncrl.groups.rounds import Rounds
 from asyncrl.groups.shared_statistics import SharedStatistics
+from asyncrl.groups.weight_fusion import AverageFuser, BackgroundFusion
 
 SIZE, RANKS, UPDATES = 7, 3, 60
 
@@ -55,7 +52,7 @@ def fusion_of(mode: str, meeting: Meeting, rank: int, core: Core) -> Any:
         )
         return BackgroundFusion(server, core.vector, 2)
     if mode == "gradients":
-        return GradientFusion(gradient_rounds(core, meeting.peers(rank), encoding, shared), core)
+        return GradientFusion(core, meeting.peers(rank), encoding, shared)
     rounds = Rounds(meeting.peers(rank), encoding, shared=shared)
     return BackgroundFusion(AverageFuser(rounds, core.vector.parameters), core.vector, 2)
 

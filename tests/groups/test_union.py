@@ -13,7 +13,7 @@ import torch
 from group_rig import Meeting, on_ranks
 
 from asyncrl.algorithms import ALGORITHMS
-from asyncrl.groups.gradient_fusion import GradientFusion, gradient_rounds
+from asyncrl.groups.gradient_fusion import GradientFusion
 from asyncrl.groups.messages import ENCODINGS
 from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec
 
@@ -69,7 +69,7 @@ def fused(
     core: Any, meeting: Meeting, rank: int, learn: Callable[[], None], rounds: int = UPDATES
 ) -> torch.Tensor:
     encoding = ENCODINGS["float32"](core.vector.parameters.numel())
-    fusion = GradientFusion(gradient_rounds(core, meeting.peers(rank), encoding), core)
+    fusion = GradientFusion(core, meeting.peers(rank), encoding)
     learn()
     fusion.finish()
     assert fusion.statistics()["fusions"] == rounds + 1
@@ -156,7 +156,7 @@ def test_groups_whose_passes_differ_in_length_keep_the_same_weights(segment_rig:
     def rank(index: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
         core = algorithm.make_updater(spec, "cpu", 0)
         encoding = ENCODINGS["float32"](core.vector.parameters.numel())
-        fusion = GradientFusion(gradient_rounds(core, meeting.peers(index), encoding), core)
+        fusion = GradientFusion(core, meeting.peers(index), encoding)
         seen = []
         for segments in given[: 8 - 3 * index]:  # of one segment, and of three, which have more steps
             segment_rig.iterate(core, segments[: 1 + 2 * index])

@@ -22,8 +22,9 @@ from asyncrl.learning.learner import Learner
 from asyncrl.learning.learner_thread import LearnerThread
 from asyncrl.learning.pace import Pace
 from asyncrl.learning.staleness import StalenessMeter
-from asyncrl.learning.update_loop import UpdateLoop, UpdateTimes
+from asyncrl.learning.update_loop import UpdateLoop
 from asyncrl.learning.weight_snapshots import WeightSnapshots
+from asyncrl.learning.what_is_shown import UpdateTimes
 from asyncrl.shm.doorbell import Doorbell
 
 

@@ -20,9 +20,15 @@ from asyncrl.interfaces import (
     EnvSpec,
     MultiDiscreteAction,
 )
-from asyncrl.learning.action_bins import BOX_BINS, MOST_COMPONENTS, MOST_ROWS, action_bins
-from asyncrl.learning.replay_loop import MOST_STEPS, realised_return
-from asyncrl.learning.update_loop import UpdateTimes
+from asyncrl.learning.what_is_shown import (
+    BOX_BINS,
+    MOST_COMPONENTS,
+    MOST_ROWS,
+    MOST_STEPS,
+    UpdateTimes,
+    action_bins,
+    realised_return,
+)
 
 
 def ring(spec: Any, actions: np.ndarray, published: int, retired: int = 0) -> Any:

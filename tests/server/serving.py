@@ -15,7 +15,7 @@ import uvloop
 from snapshots import make_snapshot
 from waiting import PATIENCE_SECONDS
 
-from asyncrl.server import RunServer
+from asyncrl.server.run_server import RunServer
 from asyncrl.show.metrics import Snapshot
 
 # libuv keeps one pipe for the life of the process; opened now, it is nobody's leak.

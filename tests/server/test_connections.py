@@ -15,8 +15,8 @@ from snapshots import make_snapshot
 from waiting import wait_until
 
 from asyncrl.server import http_server
-from asyncrl.server.app import MAX_STREAMS
 from asyncrl.server.http_server import BACKLOG, MAX_CONNECTIONS, Budget
+from asyncrl.server.run_server import MAX_STREAMS
 
 HALF = b"GET /stats HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
 WHOLE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"

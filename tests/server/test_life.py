@@ -18,8 +18,9 @@ from snapshots import make_snapshot
 from waiting import wait_until
 
 from asyncrl.errors import ConfigurationError, PortInUse
-from asyncrl.server import discovery, http_server, write_http_file
-from asyncrl.server.feed import HISTORY_POINTS, SnapshotFeed
+from asyncrl.server import discovery, http_server
+from asyncrl.server.discovery import write_http_file
+from asyncrl.server.run_server import HISTORY_POINTS, SnapshotFeed
 
 
 def start_on(port: int, host: str = "127.0.0.1", loops: str = "asyncio") -> None:

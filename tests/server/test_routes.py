@@ -22,7 +22,7 @@ from waiting import PATIENCE_SECONDS, wait_until
 
 from asyncrl.errors import CheckpointError
 from asyncrl.server import pages
-from asyncrl.server.feed import SnapshotFeed
+from asyncrl.server.run_server import SnapshotFeed
 from asyncrl.show.metrics import FIELDS, METRIC_NAMES, EvaluationResult
 
 PATHS = ("/", "/stats", "/history", "/metrics", "/config", "/healthz", "/readyz")
@@ -202,7 +202,8 @@ def test_no_series_of_prometheus_ends_while_the_run_goes_on(server: ServerThread
 
 
 @pytest.mark.parametrize(
-    ("module", "library"), [("asyncrl.server", "prometheus_client"), ("asyncrl.run.run", "aiohttp")]
+    ("module", "library"),
+    [("asyncrl.server.run_server", "prometheus_client"), ("asyncrl.run.run", "aiohttp")],
 )
 def test_a_library_is_loaded_when_it_is_needed_only(module: str, library: str) -> None:
     script = f"import sys, {module}; sys.exit({library!r} in sys.modules)"

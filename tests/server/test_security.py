@@ -11,8 +11,8 @@ import pytest
 from serving import TOKEN, Answer, ServerThread, read_all
 from waiting import wait_until
 
-from asyncrl.server import RunServer
 from asyncrl.server.http_server import LOGGER, Gate, is_loopback
+from asyncrl.server.run_server import RunServer
 
 
 def refused(answer: Answer, status: int) -> str:

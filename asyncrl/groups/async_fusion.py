@@ -1,10 +1,26 @@
-"""Server of `async` fusion: rank 0, which owns the fused weights, with one thread per other group.
+"""Fusion of weights by `async`: rank 0 owns the fused weights F, and every group sends it its changes when it likes.
 
     group     delta since its base  ──────>  rank 0    F += weight * delta
               base = F              <──────            its newest F
 
-Each group has its own connection, so that a slow, suspended or dead one delays no other. A group that was restarted
-makes a new connection, receives the fused weights, and continues.
+    Dean et al. 2012           Large scale distributed deep networks (Downpour SGD: updates are added as they arrive)
+    Xie, Koyejo, Gupta 2019    Asynchronous federated optimization (polynomial weight (1 + s)^-a)
+
+A delta is the change of a group's weights since it received the fused weights of version b. If it arrives at version v,
+its staleness is s = v - b fusions, and
+
+    F += (1 + s)^-a delta,  v += 1        for s <= the maximum staleness; otherwise it is counted and dropped.
+
+FedAsync mixes instead, F <- (1 - w) F + w x with the group's weights x. Here deltas are added in full: N groups of one
+speed move F by the sum of what they learned, about sqrt(N) times the mean if their deltas are independent.
+
+Fusing three deltas at a time (FedBuff, Nguyen et al. 2022), as a sum or a mean, took as many steps and bytes to a
+target as fusing each as it comes (docs/results.md, "Buffered fusion"), so there is no option for it.
+
+Of running statistics a delta holds the values x, and F <- (1 - w) F + w x with the same weight w = (1 + s)^-a.
+
+Each group has its own connection, served by a thread of rank 0, so that a slow, suspended or dead group delays no
+other. A group that was restarted makes a new connection, receives the fused weights, and continues.
 
 If the encoding of messages (`AsyncMessage`) is lossy, rank 0 keeps a copy of the weights that the group has and
 sends the difference to them, so that the error of one message is corrected by the next. For each group it also merges
@@ -15,17 +31,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.groups.fused_weights import FusedWeights
-from asyncrl.groups.messages import AsyncMessage, Encoding
+from asyncrl.groups.messages import AsyncMessage, Encoding, Feedback
 from asyncrl.groups.peers import Peers
 from asyncrl.groups.shared_statistics import SharedStatistics
+from asyncrl.groups.weight_fusion import Deltas
 
+EXPONENT = 0.5
+"""a, as in Xie et al."""
 LOOK_SECONDS = 0.2
 """Interval at which a new connection of a group is polled for."""
 FINISH_SECONDS = 30.0
@@ -33,6 +52,55 @@ FINISH_SECONDS = 30.0
 
 Connect = Callable[[int, int], Peers | None]
 """Function from a rank and the number of its earlier connections to its next connection; None while there is none."""
+
+
+class FusedWeights:
+    """Fused weights F and their version; any thread.
+
+    Args:
+        weights: `[P]`, version 0; copied.
+        max_staleness: largest staleness of a delta that is fused.
+        deltas: rules of the deltas.
+
+    Attributes:
+        deltas: as given.
+        version: number of deltas that were fused.
+        discarded: number of deltas that were too stale.
+    """
+
+    def __init__(self, weights: Tensor, max_staleness: int, deltas: Deltas | None = None) -> None:
+        self.deltas = deltas or Deltas()
+        self._weights = weights.detach().to("cpu", torch.float32, copy=True)
+        self._max_staleness = max_staleness
+        self._lock = threading.Lock()
+        self.version = self.discarded = 0
+
+    def take(self, delta: Tensor, base: int, out: Tensor) -> tuple[int, int]:
+        """Fuse `delta` `[P]`, learned since version `base`; copy the fused weights into `out`.
+
+        Returns:
+            The version of `out`, and the staleness of `delta`.
+        """
+        with self._lock:
+            staleness = self.version - base
+            assert staleness >= 0, "a base is a version that was handed out"
+            if staleness <= self._max_staleness:
+                self.deltas.add(self._weights, delta, self.weight(staleness))
+                self.version += 1
+            else:
+                self.discarded += 1
+            out.copy_(self._weights)
+            return self.version, staleness
+
+    def copy(self, out: Tensor) -> int:
+        """Copy the fused weights into `out`; returns their version."""
+        with self._lock:
+            out.copy_(self._weights)
+            return self.version
+
+    def weight(self, staleness: int) -> float:
+        """Weight of a delta of that staleness."""
+        return float((1 + staleness) ** -EXPONENT)
 
 
 class AsyncServer:
@@ -205,3 +273,81 @@ class AsyncServer:
             else:
                 self.lost[rank] = cause
             self._changed.notify_all()
+
+
+class AsyncClient:
+    """A group's connection to the fused weights. Implements `Fuser`; see `AsyncServer` for the messages.
+
+    Args:
+        peers: the connection to rank 0.
+        encoding: encoding of the messages.
+        shared: statistics that are part of the messages.
+        deltas: rules of the deltas.
+
+    Attributes:
+        base: `[P]`, the fused weights that this group received last; at first those to start from.
+
+    Raises:
+        PeerLost: rank 0 does not answer.
+    """
+
+    def __init__(
+        self, peers: Peers, encoding: Encoding, shared: SharedStatistics, deltas: Deltas | None = None
+    ) -> None:
+        self._deltas = deltas or Deltas()
+        self._peers, self._encoding, self._shared = peers, encoding, shared
+        self.base = torch.empty(encoding.size)
+        version = torch.empty(1, dtype=torch.int64)
+        peers.broadcast(version, 0)
+        peers.broadcast(self.base, 0)
+        self._version = int(version)
+        self._feedback = Feedback(encoding)
+        self._change = torch.empty(encoding.size)
+        self._sent, self._answer = (AsyncMessage(encoding, shared.size) for _ in range(2))
+        self._work: tuple[Any, Any] = (None, None)
+        self._finished = False
+        self._fusions = self._staleness_sum = self._staleness_max = 0
+
+    def begin(self, snapshot: Tensor, finished: bool) -> None:
+        """See `Fuser`. Raises `PeerLost`."""
+        sent, peers = self._sent, self._peers
+        sent.head[0], sent.head[1] = self._version, finished
+        self._shared.take_message(out=sent.statistics)
+        self._feedback.encode(self._deltas.between(self.base, snapshot, self._change), sent.body)
+        self._finished = finished
+        self._work = peers.begin_broadcast(sent.bytes, 1), peers.begin_broadcast(self._answer.bytes, 0)
+
+    def done(self) -> bool:
+        """See `Fuser`."""
+        return bool(self._work[1].is_completed())
+
+    def end(self) -> tuple[Tensor, bool]:
+        """See `Fuser`; final if `finished`. Raises `PeerLost`."""
+        for work in self._work:
+            self._peers.wait(work)
+        answer, encoding = self._answer, self._encoding
+        self._version, staleness = int(answer.head[0]), int(answer.head[1])
+        self._shared.merge(answer.statistics)
+        if encoding.exact:
+            encoding.decode(answer.body, self.base)
+        else:
+            encoding.decode(answer.body, self._change)
+            self._deltas.add(self.base, self._change)
+        self._fusions += 1
+        self._staleness_sum += staleness
+        self._staleness_max = max(self._staleness_max, staleness)
+        return self.base, self._finished
+
+    def close(self) -> None:
+        """See `Fuser`."""
+        self._peers.close()
+
+    def statistics(self) -> dict[str, float]:
+        """See `Fuser`; counts this group's own deltas."""
+        return {
+            "fusions": self._fusions,
+            "sent_bytes": self._peers.sent_bytes,
+            "received_bytes": self._peers.received_bytes,
+            "staleness_mean": self._staleness_sum / max(1, self._fusions),
+            "staleness_max": self._staleness_max,
+        }

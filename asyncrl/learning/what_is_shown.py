@@ -1,4 +1,4 @@
-"""Histograms of the actions that actors take now, from the newest rows of their rings."""
+"""Numbers that the learner measures only to show them: actions taken now, realised returns, times of updates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import RingCorrupt
-from asyncrl.interfaces import FROZEN, RESET, Bins, BoxAction, DiscreteAction, MultiDiscreteAction
+from asyncrl.interfaces import (
+    FROZEN,
+    RESET,
+    TERMINATED,
+    TRUNCATED,
+    Bins,
+    BoxAction,
+    DiscreteAction,
+    Metrics,
+    MultiDiscreteAction,
+)
 from asyncrl.shm.ring import RingReader
 
 MOST_ROWS = 256
@@ -18,12 +28,17 @@ MOST_VALUES = 8_192
 MOST_COMPONENTS = 8
 """Components of an action that get a histogram, the first ones."""
 BOX_BINS = 20
+MOST_STEPS = 2_000
+"""Most rows of a realised return."""
+NEGLIGIBLE = 0.05
+"""Weight below which a later reward is left out of a realised return."""
 
 
 def action_bins(rings: Sequence[RingReader]) -> dict[str, Bins]:
     """Histograms by public name, `rollout/action`, or `rollout/action/0`, `/1`, ... of an action with components.
 
-    Read on the learner's thread, which alone retires rows, between two ticks. Empty if the rings hold no step.
+    They count the newest rows of the rings. Read on the learner's thread, which alone retires rows, between two ticks.
+    Empty if the rings hold no step.
     """
     spec = rings[0].layout.spec.action
     taken = [_newest(ring, len(rings)) for ring in rings if not ring.fault]
@@ -73,3 +88,57 @@ def _spread(column: NDArray[np.generic], spec: BoxAction, index: int) -> Bins:
         low, high = low - 0.5, low + 0.5
     counts, edges = np.histogram(np.clip(values, low, high), bins=BOX_BINS, range=(low, high))
     return Bins(tuple(edges.tolist()), tuple(counts.tolist()))
+
+
+def realised_return(ring: RingReader, position: int, stream: int, gamma: float) -> float | None:
+    """Discounted sum of the rewards from a row of a stream on, as they were played; learner thread only.
+
+    Returns None unless the rest of the trajectory is in the ring: up to its termination, or until a reward counts less
+    than `NEGLIGIBLE`.
+
+    Args:
+        ring: the ring, whose rows from `position` on are read.
+        position: the row.
+        stream: the stream.
+        gamma: discount factor.
+    """
+    if ring.fault or position < ring.retired:
+        return None
+    try:
+        published = ring.published()
+    except RingCorrupt:  # a new fault, which the next tick handles
+        return None
+    slots = np.arange(position, min(published, position + MOST_STEPS)) & (ring.num_slots - 1)
+    ends = np.flatnonzero(ring.flags[stream, slots] & (TERMINATED | TRUNCATED | RESET))
+    steps = int(ends[0]) + 1 if ends.size else len(slots)
+    terminated = bool(ends.size) and bool(ring.flags[stream, slots[ends[0]]] & TERMINATED)
+    if not terminated and gamma**steps > NEGLIGIBLE:
+        return None
+    return float(ring.reward[stream, slots[:steps]].astype(np.float64) @ gamma ** np.arange(steps))
+
+
+class UpdateTimes:
+    """Mean times of the parts of an update; learner thread only."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._updates = 0
+        self._means: Metrics = {}
+
+    def add(self, updates: int = 1, **seconds: float) -> None:
+        """Add the times of the parts of `updates` updates: sample (gather and prepare), learn, priorities."""
+        self._updates += updates
+        for name, value in seconds.items():
+            self._seconds[name] = self._seconds.get(name, 0.0) + value
+
+    def statistics(self) -> Metrics:
+        """Means by public name of the parts that there are, over the time in which each was measured again.
+
+        An iteration on segments is prepared once for many updates, which may take several reports.
+        """
+        if self._updates and all(value > 0.0 for value in self._seconds.values()):
+            self._means = {
+                f"time/update_{name}_seconds": value / self._updates for name, value in self._seconds.items()
+            }
+            self._seconds, self._updates = dict.fromkeys(self._seconds, 0.0), 0
+        return self._means

@@ -15,6 +15,9 @@ applied at once, 46e-6 after 16 updates, 2180e-6 after 32; with H = 64, 47e-6 af
 
 The fusion has no Python thread. Its wake-ups and its waits for the GIL took 3 to 7 ms of the learner's time per fusion
 when other work shared the cores (docs/groups.md).
+
+What a `Fuser` makes of the snapshots is the mode of fusion: `average` is `AverageFuser` below, `async` is in
+`async_fusion.py`. Both send changes of the weights since a base (`Deltas`).
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from asyncrl.groups.rounds import Rounds
 from asyncrl.networks.flat_vector import FlatVector
 
 _CHECKS = 8
@@ -173,3 +177,118 @@ class BackgroundFusion:
     def statistics(self) -> dict[str, float]:
         """Statistics so far; any thread."""
         return self._fuser.statistics()
+
+
+class Deltas:
+    """Changes of a learner's vector since a base, as groups send and add them.
+
+    A vector may contain running statistics, such as the means and variances of batch normalisation. These are not sums
+    of steps: added to each other, or extrapolated, changes of a variance make it negative. So a message holds a
+    statistic's value in place of its change, and fusing mixes values.
+
+    Args:
+        buffers: `[K]` int64, positions of the running statistics; None or empty without any.
+
+    Attributes:
+        buffers: as given; None without any.
+    """
+
+    def __init__(self, buffers: Tensor | None = None) -> None:
+        self.buffers = buffers if buffers is not None and buffers.numel() else None
+
+    def between(self, base: Tensor, vector: Tensor, out: Tensor) -> Tensor:
+        """Write the change from `base` to `vector` into `out` and return it, all `[P]`; values of the statistics."""
+        torch.sub(vector, base, out=out)
+        if self.buffers is not None:
+            out[self.buffers] = vector[self.buffers]
+        return out
+
+    def add(self, base: Tensor, delta: Tensor, weight: float = 1.0) -> None:
+        """Add `weight * delta` to `base` in place; statistics become (1 - weight) base + weight delta.
+
+        Args:
+            base: `[P]`.
+            delta: `[P]`, as `between` returns it.
+            weight: from 0 to 1.
+        """
+        if self.buffers is None:
+            base.add_(delta, alpha=weight)
+            return
+        mixed = torch.lerp(base[self.buffers], delta[self.buffers], weight)
+        base.add_(delta, alpha=weight)
+        base[self.buffers] = mixed
+
+
+class AverageFuser:
+    """One rank's side of `average`: the mean of the weights, optionally with an outer step. Implements `Fuser`.
+
+        Stich 2019             Local SGD converges fast and communicates little
+        Douillard et al. 2023  DiLoCo: distributed low-communication training of language models
+
+    Every rank has the same anchor a, the last fused weights. The messages contain delta_k = w_k - a, which is small, so
+    that lossy encodings have small errors:
+
+        d = mean of delta_k      a += d                                without momentum: a is the mean of the weights
+                                 v = mu v + d;  a += eta (mu v + d)    DiLoCo, with Nesterov momentum mu, outer rate eta
+
+    Running statistics are averaged without an outer step (see `Deltas`). If the optimiser's moments are fused too, they
+    follow the weights in the vector, and are averaged without an outer step.
+
+    Args:
+        rounds: rounds with the other groups.
+        anchor: `[P]`, the values that all ranks start from; copied.
+        learning_rate: eta, the outer learning rate.
+        momentum: mu, 0 for the plain mean.
+        weights: number of leading values to which the outer step applies; None for all.
+        deltas: rules of the deltas.
+
+    Attributes:
+        anchor: the last fused values, equal on all ranks.
+    """
+
+    def __init__(
+        self,
+        rounds: Rounds,
+        anchor: Tensor,
+        *,
+        learning_rate: float = 1.0,
+        momentum: float = 0.0,
+        weights: int | None = None,
+        deltas: Deltas | None = None,
+    ) -> None:
+        self._rounds, self._deltas = rounds, deltas or Deltas()
+        self._rate, self._momentum = learning_rate, momentum
+        self.anchor = anchor.detach().to("cpu", torch.float32, copy=True)
+        self._weights = slice(weights)
+        self._velocity = torch.zeros_like(self.anchor[self._weights])
+
+    def begin(self, snapshot: Tensor, finished: bool) -> None:
+        """See `Fuser`. Raises `PeerLost`."""
+        self._rounds.begin(self._deltas.between(self.anchor, snapshot, self._rounds.room), finished=finished)
+
+    def done(self) -> bool:
+        """See `Fuser`."""
+        return self._rounds.done()
+
+    def end(self) -> tuple[Tensor, bool]:
+        """See `Fuser`; final if every group has finished. Raises `PeerLost`."""
+        round_ = self._rounds.end()
+        mean, buffers = round_.mean(out=round_.total), self._deltas.buffers
+        statistics = mean[:0] if buffers is None else mean[buffers]
+        if self._momentum:
+            self._velocity.mul_(self._momentum).add_(mean[self._weights])
+            self.anchor[self._weights].add_(self._velocity, alpha=self._rate * self._momentum)
+        if self._rate != 1.0:
+            mean[self._weights].mul_(self._rate)
+        self.anchor.add_(mean)
+        if buffers is not None:
+            self.anchor[buffers] = statistics
+        return self.anchor, round_.finished
+
+    def close(self) -> None:
+        """See `Fuser`."""
+        self._rounds.peers.close()
+
+    def statistics(self) -> dict[str, float]:
+        """See `Fuser`."""
+        return self._rounds.statistics()
