@@ -98,13 +98,10 @@ def _print_groups(groups: Sequence[RunGroup], as_json: bool) -> None:
     header = ("env", "group", "runs", "mean final", "IQM", interval, "best")
     cells = [
         (
-            *(
-                row["env"] or "?",
-                row["group"],
-                str(row["runs"]),
-                of_return(row["mean"]),
-                of_return(row["iqm"]),
-            ),
+            row["env"] or "?",
+            row["group"],
+            str(row["runs"]),
+            *map(of_return, (row["mean"], row["iqm"])),
             f"[{of_return(row['low'])}, {of_return(row['high'])}]" if row["evaluated"] > 1 else "-",
             of_return(row["best"]),
         )

@@ -8,6 +8,7 @@
 | `GET /events` | server-sent events: a snapshot a second, then `event: end` | same |
 | `GET /metrics` | Prometheus text format | same |
 | `GET /config` | the run's options | same |
+| `GET /film` | the film of the last evaluation (MP4), 204 without one | same |
 | `GET /healthz`, `/readyz` | 200 while the loop answers / once training steps arrive, else 503 | same |
 | `POST /stop` | 202; the run stops as after one Ctrl-C | always |
 | `POST /checkpoint` | 200 with the path of a new checkpoint | always |
