@@ -288,7 +288,7 @@ def test_cloning_has_no_critics_and_says_so(action: Any, tmp_path: Path) -> None
     for name in ("values", "q_values"):
         with pytest.raises(ConfigurationError, match=f"bc has no {name} in .*: it learns no critics"):
             getattr(policy, name)(np.zeros(3))
-    with pytest.raises(ConfigurationError, match="bc has no values in .*: it learns no critics"):
+    with pytest.raises(ConfigurationError, match=r"bc has no values in .*: it learns no critics"):
         policy.save(tmp_path / "x", critics=True)
 
 
