@@ -42,8 +42,8 @@ class PortablePolicy(TrainedPolicy):
         policy.save("cartpole.policy")
 
     `values`, `q_values`, `probabilities` and `log_prob` say what the algorithm has learned of observations given like
-    those of `predict`. Values are in the units that were learned: of rewards times `reward_scale`, or divided by their
-    running standard deviation with `normalize_rewards`.
+    those of `predict`. Values are in the units that were learned: of rewards times `reward_scale`, or with
+    `normalize_rewards` divided by their running standard deviation, by IQL as the option says.
 
     Args:
         algorithm: makes the acting policy.
