@@ -47,7 +47,7 @@ class RecordOptions:
             value = getattr(self, option.name)
             if option.name in OF_PLAYING and value != option.default:
                 raise ValueError(
-                    f"{option.name} must be left out with replay, whose steps are those that the run has kept, got {value}"
+                    f"{option.name} must be left out with replay, which is written as it was kept, got {value}"
                 )
 
 
