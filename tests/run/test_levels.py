@@ -107,6 +107,16 @@ def test_a_factory_of_evaluations_is_kept_for_a_resumed_run(tmp_path: Path) -> N
     assert resumed.evaluation is not None and resumed.evaluation.return_mean == 35.0
 
 
+def test_levels_of_a_factory_of_evaluations_are_the_same_in_a_resumed_run(tmp_path: Path) -> None:
+    """The file has the factory that was given, and not that of the first level."""
+    levels = {"rich": {"reward": 7.0}, "plain": {}}
+    result, _ = trained(tmp_path, eval_env=Paid, eval_levels=levels)
+    resumed = Trainer.resume(tmp_path / "run", "+200").learn(progress=False)
+    assert result.evaluation.level_returns == {"rich": 35.0, "plain": 5.0}
+    assert resumed.evaluation is not None
+    assert resumed.evaluation.level_returns == result.evaluation.level_returns
+
+
 def test_an_environment_with_other_spaces_is_refused_before_training() -> None:
     with pytest.raises(SpacesDoNotFit, match=r"cannot evaluate a policy of .*observation differ"):
         trained(eval_env_kwargs={"size": 3})
