@@ -27,6 +27,7 @@ class HubStandIn:
         commits: messages, in order.
         lfs: whether binary files are uploaded as LFS objects, as the hub asks for, or within the commit.
         requests: method and path of every request.
+        unknown: status, body and headers of the answer to a request for a repository that there is not.
     """
 
     def __init__(self, url: str, lfs: bool) -> None:
@@ -36,6 +37,7 @@ class HubStandIn:
         self.commits: list[str] = []
         self.objects: dict[str, bytes] = {}
         self.requests: list[tuple[str, str]] = []
+        self.unknown: tuple[int, bytes, dict[str, str]] = (404, b"{}", {"X_Error_Code": "RepoNotFound"})
 
     def create(self, asked: dict[str, Any]) -> tuple[int, Any]:
         repo = f"{asked['organization']}/{asked['name']}"
@@ -136,7 +138,8 @@ def _handler(hub: HubStandIn) -> type[BaseHTTPRequestHandler]:
             parts = self.path.partition("?")[0].strip("/").split("/")
             files = hub.repos.get("/".join(parts[:2]))
             if files is None or parts[2:3] != ["resolve"]:
-                self._answer(404, b"{}", X_Error_Code="RepoNotFound")
+                status, body, headers = hub.unknown
+                self._answer(status, body, **headers)
             elif parts[3] != "main":
                 self._answer(404, b"{}", X_Error_Code="RevisionNotFound")
             elif parts[4] not in files:

@@ -161,7 +161,8 @@ class ChannelNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[R, C, H, W]` to the same shape."""
-        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+        # The exporter to ONNX takes no negative axis here.
+        return super().forward(x.movedim(1, 3)).movedim(3, 1)
 
 
 def convolutions(name: str, channels: int, layer_norm: bool = False) -> nn.Sequential:

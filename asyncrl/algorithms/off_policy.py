@@ -168,10 +168,8 @@ class OffPolicy(Hyperparameters):
         return self.n_step
 
     def check(self, spec: EnvSpec) -> None:
-        """Refuse spaces that the algorithm and its options do not support. Raises `SpacesDoNotFit` (ASYNC005)."""
+        """Refuse spaces that the algorithm does not support. Raises `SpacesDoNotFit` (ASYNC005)."""
         check_action_space(self, spec)
-        if self.n_sampled_goal not in ("auto", 0):
-            require_goals(spec, self.goal_reward)
 
     def for_run(self, config: TrainerConfig, spec: EnvSpec) -> Self:
         """This record with a value for every option that is left to the run, so that its files show what was chosen.
@@ -183,7 +181,13 @@ class OffPolicy(Hyperparameters):
 
         The replay holds all steps of the run up to a million, as many as fit into `CAPACITY_BYTES` of observations, and
         at least `LEAST_CAPACITY`.
+
+        Raises:
+            SpacesDoNotFit: goals are to be relabelled, and there are none, or no rewards for them (ASYNC005). A policy
+                that is loaded needs neither.
         """
+        if self.n_sampled_goal not in ("auto", 0):
+            require_goals(spec, self.goal_reward)
         goals, count = goals_of(spec), self.n_sampled_goal
         if count == "auto":
             rewarded = self.goal_reward is not None or spec.has_goal_reward

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from asyncrl.cli.flags import Parser, PolicyParser
 from asyncrl.options import Count, NotNegative, check_options
 from asyncrl.show.numbers import of_return
+
+OF_PLAYING = ("steps", "deterministic", "envs", "seed")
+"""Options that a replay does not have, which is written as it was kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,12 @@ class RecordOptions:
         check_options(self)
         if not self.out:
             raise ValueError("out must be given: asyncrl record RUN --out datasets/hopper-medium-v0")
+        for option in fields(self) if self.replay else ():
+            value = getattr(self, option.name)
+            if option.name in OF_PLAYING and value != option.default:
+                raise ValueError(
+                    f"{option.name} must be left out with replay, which is written as it was kept, got {value}"
+                )
 
 
 def make_parser() -> Parser:

@@ -136,7 +136,11 @@ def _nested(
 
 
 def stored_actions(actions: Any, spec: EnvSpec) -> NDArray[Any]:
-    """Convert actions of a dataset, `[T, ...]` in the environment's form, to storage form `[T, *act_shape]`."""
+    """Convert actions of a dataset, `[T, ...]` in the environment's form, to storage form `[T, *act_shape]`.
+
+    Raises:
+        ValueError: they have another shape, or a choice is out of range.
+    """
     kind, values = spec.action, np.asarray(actions)
     rows: NDArray[Any] = values.reshape(len(values), *kind.shape)
     if isinstance(kind, BoxAction):
@@ -144,4 +148,6 @@ def stored_actions(actions: Any, spec: EnvSpec) -> NDArray[Any]:
     start = kind.start if isinstance(kind, DiscreteAction) else np.array(kind.start or 0, np.int64)
     rows = rows.astype(np.int64)
     rows -= start
+    if ((rows < 0) | (rows >= (kind.n if isinstance(kind, DiscreteAction) else kind.nvec))).any():
+        raise ValueError(f"an action is not one of {kind}")
     return rows

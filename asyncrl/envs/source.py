@@ -66,6 +66,8 @@ class EnvSource:
             unpickled only in the process that builds it.
         main_only: the id is registered only by the main script, in this process, so actors cannot make it.
         levels: environments of evaluations with their names, "" for a single one; empty for this environment.
+        evaluated: the environment of evaluations as it was given, without the keyword arguments of evaluations and
+            levels; None for this one.
     """
 
     name: str
@@ -73,6 +75,7 @@ class EnvSource:
     payload: bytes
     main_only: bool = False
     levels: tuple[tuple[str, EnvSource], ...] = ()
+    evaluated: EnvSource | None = None
 
     @classmethod
     def from_user(cls, env: str | GymnasiumSpec | Callable[[], Any] | EnvSource) -> EnvSource:
@@ -151,7 +154,7 @@ class EnvSource:
             return self
         base = (self if env is None else env).changed(kwargs, ())
         found = {name: base.changed(own, ()) for name, own in levels.items()} or {"": base}
-        return dataclasses.replace(self, levels=tuple(found.items()))
+        return dataclasses.replace(self, levels=tuple(found.items()), evaluated=env)
 
     @classmethod
     def _from_id(cls, env_id: str) -> EnvSource:

@@ -220,7 +220,10 @@ class ReplayLoop(UpdateLoop):
         self.publisher.updated(ended - started)
 
     def value_pairs(self) -> ValuePairs | None:
-        """See `UpdateLoop`; None for sequences, relabelled goals, and algorithms without values of their batch."""
+        """See `UpdateLoop`; None for sequences, relabelled goals, and algorithms without values of their batch.
+
+        Demonstrations are left out: their rows are in a ring of their own.
+        """
         if not isinstance(self._batch, Batch) or self._algorithm.n_sampled_goal:
             return None
         values_of = getattr(self.core, "values_of", None)
@@ -228,7 +231,8 @@ class ReplayLoop(UpdateLoop):
         if values is None or len(values) != self._batch.size:  # of joint rows there is one for each agent
             return None
         predicted, realised = [], []
-        for row_id, value in zip(self._batch.ids[:MOST_PAIRS].tolist(), values.tolist(), strict=False):
+        ids = self._replay.acted(self._batch).ids[:MOST_PAIRS]
+        for row_id, value in zip(ids.tolist(), values.tolist(), strict=False):
             ring, position, stream = self._replay.place_of(row_id)
             followed = realised_return(self.rings[ring], position, stream, self._algorithm.gamma)
             if followed is not None:

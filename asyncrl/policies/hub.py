@@ -18,7 +18,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from asyncrl.errors import AsyncRLError, ConfigurationError, ResourceError, error_text
 from asyncrl.policies.policy_file import PolicyFile, write_policy
@@ -47,7 +47,7 @@ def download(address: str) -> Path:
         ResourceError: the hub cannot be reached.
     """
     repo, revision = _parts(address)
-    with _errors_of_hub(repo):
+    with _errors_of_hub(repo, "read it"):
         from huggingface_hub import hf_hub_download
 
         return Path(hf_hub_download(repo, FILE, revision=revision))
@@ -78,7 +78,7 @@ def push(
         raise ConfigurationError(
             f"a push has no revision, got {revision}", fix=f"name the repository: {repo}"
         )
-    with tempfile.TemporaryDirectory() as folder, _errors_of_hub(repo):
+    with tempfile.TemporaryDirectory() as folder, _errors_of_hub(repo, "write there"):
         from huggingface_hub import CommitOperationAdd, HfApi
 
         write_policy(Path(folder) / FILE, _without_pickles(policy.file(critics=critics)))
@@ -190,8 +190,11 @@ def _require_client() -> None:
 
 
 @contextlib.contextmanager
-def _errors_of_hub(repo: str) -> Iterator[None]:
-    """Turn the client's errors into ones that name the repository and the fix; its classes differ by version."""
+def _errors_of_hub(repo: str, wanted: Literal["read it", "write there"]) -> Iterator[None]:
+    """Turn the client's errors into ones that name the repository and the fix; its classes differ by version.
+
+    The hub answers a caller without a token with 401 for a repository that does not exist, as for a private one.
+    """
     _require_client()
     try:
         yield
@@ -200,13 +203,15 @@ def _errors_of_hub(repo: str) -> Iterator[None]:
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         facts = {"repository": repo, "the hub's client says": error_text(error).strip().splitlines()[0]}
-        if status in _REFUSED:
+        unknown = wanted == "read it" and type(error).__name__ == "RepositoryNotFoundError"
+        missing = status == _MISSING or unknown
+        if status in _REFUSED and not missing:
             raise ConfigurationError(
                 f"the hub refuses access to {repo}",
                 facts=facts,
-                fix="log in with a token that may write there: hf auth login, or set HF_TOKEN",
+                fix=f"log in with a token that may {wanted}: hf auth login, or set HF_TOKEN",
             ) from error
-        if status == _MISSING:
+        if missing:
             raise ConfigurationError(
                 f"the hub has no policy of asyncrl at {repo}, or it is private",
                 facts=facts,

@@ -43,8 +43,8 @@ class PortablePolicy(TrainedPolicy):
         policy.save("cartpole.policy")
 
     `values`, `q_values`, `probabilities` and `log_prob` say what the algorithm has learned of observations given like
-    those of `predict`. Values are in the units that were learned: of rewards times `reward_scale`, or divided by their
-    running standard deviation with `normalize_rewards`.
+    those of `predict`. Values are in the units that were learned: of rewards times `reward_scale`, or with
+    `normalize_rewards` divided by their running standard deviation, by IQL as the option says.
 
     Args:
         algorithm: makes the acting policy.
@@ -280,13 +280,16 @@ class PortablePolicy(TrainedPolicy):
     def _require(self, name: str) -> None:
         """Raise ConfigurationError if the algorithm does not have this, or needs critics that are not there."""
         algo, offered = self.meta.algo, _offered(self.policy)
-        central = isinstance(self.policy, StochasticPolicy | BoxPolicy) and self.critic_layout is None
-        if central:
+        without = isinstance(self.policy, StochasticPolicy | BoxPolicy) and self.critic_layout is None
+        if without:
             offered = tuple(own for own in offered if own not in OF_CRITICS)
         if name not in offered:
-            why = "its critic needs what all agents observe" if central and name in OF_CRITICS else None
+            why = _why_not(self.policy, name)
+            if without and name in OF_CRITICS:
+                central = getattr(self.algorithm, "needs_agents", False)
+                why = "its critic needs what all agents observe" if central else "it learns no critics"
             raise ConfigurationError(
-                f"{algo} has no {name} in {self.meta.env}: {why or _why_not(self.policy, name)}",
+                f"{algo} has no {name} in {self.meta.env}: {why}",
                 facts={f"{algo} has": ", ".join(("predict", *offered))},
                 fix=f"use {' or '.join(offered or ('predict',))}",
             )

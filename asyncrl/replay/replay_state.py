@@ -67,6 +67,7 @@ def restore_replay(
     """Restore a replay with the rows in its rings.
 
     After a change of options, a row keeps its priority if a sample may still begin there, else it is never sampled.
+    If sampling is uniform now, all rows have the priority of new ones.
 
     Args:
         replay: new replay, over rings that hold the saved rows at the saved positions.
@@ -87,6 +88,9 @@ def restore_replay(
     for ring, (first, values) in enumerate(priorities):
         rows = np.arange(first, first + len(values)) & (slots - 1)
         every[ring, rows] = np.where(allowed[ring, rows], _like(every[ring, rows], values, "priorities"), 0.0)
+    if replay._uniform:
+        every[every > 0.0] = 1.0
+        state = {**state, "numbers": replay.numbers.copy()}
     replay.tree.sum_range(0, replay.tree.capacity)
     restore(replay, state)
     replay._state[SAMPLEABLE] = np.count_nonzero(every)

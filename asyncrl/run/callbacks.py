@@ -193,13 +193,13 @@ class Curriculum(Callback):
         self.target_return = target_return
 
     def on_start(self, trainer: Any) -> None:
-        """Set the first level, unless the environments have one. Raises ValueError without `eval_levels`."""
+        """Set the first level, unless a resumed run has one. Raises ValueError without `eval_levels`."""
         levels = trainer.config.eval_levels
         if not levels:
             raise ValueError(
                 "Curriculum needs the levels of the run: Trainer(..., eval_levels={name: env_kwargs})"
             )
-        if self.level(trainer) is None:
+        if not trainer.resumed_from or self.level(trainer) is None:
             trainer.set_env_kwargs(**next(iter(levels.values())))
 
     def on_evaluation(self, trainer: Any, evaluation: EvaluationResult) -> None:

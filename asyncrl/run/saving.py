@@ -394,7 +394,8 @@ class CheckpointSaver:
 def _columns(evaluations: tuple[EvaluationResult, ...]) -> dict[str, NDArray[Any]]:
     """Convert evaluations to one array per field, so that thousands of them are few values of a checkpoint.
 
-    Returns by name are a column for each, `agent_returns/first_0`. NaN stands for None.
+    Returns by name are a column for each, `agent_returns/first_0`. NaN stands for None, and for a name that an
+    evaluation does not have, as the levels of a resumed run may be others.
     """
     columns = {}
     for field in dataclasses.fields(EvaluationResult):
@@ -402,7 +403,7 @@ def _columns(evaluations: tuple[EvaluationResult, ...]) -> dict[str, NDArray[Any
             values = [getattr(each, field.name) for each in evaluations]
             columns[field.name] = np.array([math.nan if value is None else value for value in values])
     for by in BY_NAME:
-        for name in getattr(evaluations[0], by) if evaluations else ():
+        for name in dict.fromkeys(name for each in evaluations for name in getattr(each, by)):
             columns[f"{by}/{name}"] = np.array(
                 [getattr(each, by).get(name, math.nan) for each in evaluations]
             )
@@ -489,9 +490,9 @@ def _records(columns: Mapping[str, Any]) -> tuple[EvaluationResult, ...]:
         values = dict(zip(names, row, strict=True))
         each: dict[str, Any] = {
             field: {
-                name.removeprefix(f"{field}/"): values.pop(name)
+                name.removeprefix(f"{field}/"): value
                 for name in names
-                if name.startswith(f"{field}/")
+                if name.startswith(f"{field}/") and not math.isnan(value := values.pop(name))
             }
             for field in BY_NAME
         }

@@ -278,6 +278,11 @@ def _put(ring: RingReader, first: int, episode: dict[str, Any], path: str) -> in
     try:
         obs = rows_of_observations(episode["observations"], spec)
         action = stored_actions(episode["actions"], spec)
+        if (len(obs), len(action)) != (steps + 1, steps):
+            raise ValueError(
+                f"an episode of {steps} rewards must have as many actions and one observation more, got "
+                f"{len(action)} and {len(obs)}"
+            )
         at = slice(first, first + steps)
         ring.obs[0, first : first + steps + 1] = obs
         ring.action[0, at], ring.reward[0, at] = action, reward

@@ -47,6 +47,7 @@ FIXED = {
     "mixing_size": NETWORK,
     "hypernet_size": NETWORK,
     "activation": NETWORK,
+    "layer_norm": NETWORK,
     "dueling": NETWORK,
     "noisy": NETWORK,
     "num_atoms": NETWORK,
@@ -78,6 +79,8 @@ def check_changes(
         ConfigurationError: an option may not change; the text names it, both values and the reason (ASYNC017).
     """
     fixed = FIXED | FIXED_IN_LOCKSTEP if algorithm.exact else FIXED
+    if config.demonstrations is not None:
+        fixed = fixed | {"prioritized": "the checkpoint's priorities of the demonstrations belong to it"}
     before = {**option_values(algorithm), **option_values(config)}
     after = {**option_values(new_algorithm), **option_values(new_config)}
     for name, reason in fixed.items():

@@ -68,9 +68,9 @@ def write_run_files(
     if pickled:
         directory.write_bytes(ENVIRONMENT, source.payload)
     evaluation = None
-    if config.eval_env is not None and source.levels and source.levels[0][1].kind in ("spec", "factory"):
+    if source.evaluated is not None and source.evaluated.kind in ("spec", "factory"):
         evaluation = EVALUATION_ENVIRONMENT
-        directory.write_bytes(evaluation, source.levels[0][1].payload)
+        directory.write_bytes(evaluation, source.evaluated.payload)
     # The file may be copied and used for another run, so it does not hold its own location.
     config = dataclasses.replace(
         config, env_file=ENVIRONMENT if pickled else None, eval_env_file=evaluation, run_dir=None

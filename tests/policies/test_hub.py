@@ -205,13 +205,21 @@ def test_errors_say_what_to_do(hub: HubStandIn, tmp_path: Path, monkeypatch: pyt
     hub.repos["user/pole"][hub_module.FILE] += b"x"
     with pytest.raises(CheckpointError, match="damaged"):
         asyncrl.load("hf://user/pole")
+    hub.unknown = 401, b"{}", {"X_Error_Code": "RepoNotFound"}  # what it answers without a token
+    with pytest.raises(ConfigurationError, match="no policy of asyncrl at user/none, or it is private"):
+        asyncrl.load("hf://user/none")
+    hub.unknown = 403, b"{}", {"X_Error_Code": "GatedRepo"}
+    with pytest.raises(ConfigurationError, match="the hub refuses access to user/none") as caught:
+        asyncrl.load("hf://user/none")
+    assert "a token that may read it" in caught.value.fix
     own = portable(asyncrl.DQN(network=make_network), SPEC)
     with pytest.raises(ConfigurationError, match="network of your own cannot be pushed"):
         hub_module.require_pushable(own, "user/pole")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(ConfigurationError, match="the hub refuses access to user/other") as caught:
         pushed(policy, "user/other")
-    assert "hf auth login" in caught.value.fix and "hf_wrong" not in str(caught.value)
+    assert "a token that may write there: hf auth login" in caught.value.fix
+    assert "hf_wrong" not in str(caught.value)
 
 
 def test_without_network_or_client_it_says_so(

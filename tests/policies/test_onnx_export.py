@@ -83,6 +83,7 @@ IMAGES = {
     "noisy": ((2, 12, 12), asyncrl.Rainbow(network="small"), DiscreteAction(3)),
     "nature, atoms": ((4, 40, 36), asyncrl.C51(network="nature", dueling=True), DiscreteAction(3)),
     "impala": ((17, 13, 3), asyncrl.PPO(network="impala"), DiscreteAction(3)),
+    "small, layer normalisation": ((30, 30, 3), asyncrl.PQN(), DiscreteAction(3)),
     "small, SAC": ((3, 10, 10), asyncrl.SAC(), BOX),
 }
 

@@ -282,6 +282,16 @@ def test_what_an_algorithm_lacks_is_said_with_what_it_has(what: str) -> None:
     assert caught.value.fix.startswith("use values")
 
 
+@pytest.mark.parametrize("action", [DiscreteAction(3), BOX])
+def test_cloning_has_no_critics_and_says_so(action: Any, tmp_path: Path) -> None:
+    policy, _ = learner(asyncrl.BC(), EnvSpec("any", (3,), "float32", action))
+    for name in ("values", "q_values"):
+        with pytest.raises(ConfigurationError, match=f"bc has no {name} in .*: it learns no critics"):
+            getattr(policy, name)(np.zeros(3))
+    with pytest.raises(ConfigurationError, match=r"bc has no values in .*: it learns no critics"):
+        policy.save(tmp_path / "x", critics=True)
+
+
 def test_a_policy_kept_without_critics_says_how_to_keep_them(tmp_path: Path) -> None:
     for algorithm, action in ((SAC(), BOX), (PPO(), DiscreteAction(2))):
         made, _ = learner(algorithm, EnvSpec("any", (3,), "float32", action))

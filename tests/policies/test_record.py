@@ -222,6 +222,18 @@ def test_a_folder_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "out must be given: asyncrl record RUN --out" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "option", [("--steps", "10"), ("--no-deterministic",), ("--envs", "2"), ("--seed", "1")]
+)
+def test_options_of_playing_are_refused_with_a_replay(
+    option: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["record", "runs/x", "--out", "x", "--replay", *option])
+    name = option[0].removeprefix("--").removeprefix("no-")
+    assert f"{name} must be left out with replay" in capsys.readouterr().err
+
+
 def test_an_extra_is_named_where_minari_is_missing(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "minari", None)
     with pytest.raises(errors.ConfigurationError, match=r'pip install "asyncrl\[data\]"'):

@@ -26,7 +26,9 @@ from asyncrl.errors import RingCorrupt
 from asyncrl.interfaces import FROZEN, RESET
 from asyncrl.replay import PrioritizedReplay, gather, power, rows, sampling, sum_tree, tables, tree_kernels
 from asyncrl.replay.priority_rules import PriorityRules
+from asyncrl.replay.replay_state import priorities_of, restore_replay
 from asyncrl.replay.tables import ID_BITS, IGNORED
+from asyncrl.saved_state import saved
 from asyncrl.shm import RingWriter
 from asyncrl.shm.ring_layout import PUBLISHED
 
@@ -441,3 +443,32 @@ def test_a_ring_that_cannot_be_trusted_is_left_alone_and_the_others_are_not(publ
         assert r.replay.sampleable > before
         r.replay.sample(batch, 0.4)
         assert min(position for ring, position, _ in r.keys(batch.ids) if ring == 0) >= 5
+
+
+def test_a_replay_that_becomes_uniform_forgets_its_priorities() -> None:
+    with rig(2, rings=2, envs=2, slots=32) as r:
+        for actor in r.actors:
+            actor.write(20)
+        r.ingest()
+        batch = r.batch(16)
+        r.replay.sample(batch, 0.5)
+        r.replay.update_priorities(batch.ids, np.arange(1, 17, dtype=np.float32))
+        state, kept = saved(r.replay), [(0, own.copy()) for own in priorities_of(r.replay)]
+        shape = r.replay.shape
+        other = PrioritizedReplay(
+            r.replay.rings,
+            n_step=shape.n_step,
+            gamma=shape.gamma,
+            priorities=PriorityRules(uniform=True),
+            rng=np.random.default_rng(0),
+        )
+        restore_replay(other, state, kept)
+        assert np.unique(priorities_of(r.replay)).size > 10
+        assert np.array_equal(priorities_of(other), np.stack([own for _, own in kept]) > 0)
+        other.tree.check()
+        assert other.sampleable == r.replay.sampleable
+        for ring, actor in enumerate(r.actors):  # the rows that come are as probable as those that were there
+            other.grant(ring, 52)
+            actor.write(10)
+        other.ingest()
+        assert np.unique(priorities_of(other)).tolist() == [0, 1]

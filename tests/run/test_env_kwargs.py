@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import levels
@@ -186,6 +187,20 @@ def test_any_thread_can_set_them_in_a_relaxed_run(tmp_path: Path) -> None:
     assert [change["env_kwargs"] for change in changes_of(tmp_path / "run")] == [{"level": 5}]
 
 
+def test_a_curriculum_of_a_resumed_run_goes_on_where_it_was() -> None:
+    courses = {"first": {"level": 0}, "second": {"level": 2}}
+    for resumed, level, expected in ((True, 2, []), (True, 5, [0]), (False, 2, [0])):
+        given: list[int] = []
+        trainer = SimpleNamespace(
+            config=SimpleNamespace(eval_levels=courses),
+            env_kwargs={"level": level},
+            resumed_from=("goes on from ...",) if resumed else (),
+            set_env_kwargs=lambda level, given=given: given.append(level),
+        )
+        Curriculum(target_return=0.5).on_start(trainer)
+        assert given == expected
+
+
 def test_a_curriculum_goes_through_the_levels_that_are_mastered(tmp_path: Path) -> None:
     """An episode's return is about half its steps: 1.5 on level 0, 2.5 on level 2, 5.5 on level 8."""
     courses = {"first": {"level": 0}, "second": {"level": 2}, "third": {"level": 8}, "fourth": {"level": 9}}
@@ -197,5 +212,8 @@ def test_a_curriculum_goes_through_the_levels_that_are_mastered(tmp_path: Path) 
     strict = trainer_of("dqn", "lockstep", tmp_path / "strict", **options)
     strict.learn(400, callbacks=[Curriculum(target_return=100.0)])
     assert [change["env_kwargs"]["level"] for change in changes_of(tmp_path / "strict")] == [0]
+    target = trainer_of("dqn", "lockstep", tmp_path / "target", **{**options, "env_kwargs": {"level": 9}})
+    target.learn(400, callbacks=[curriculum])  # the keyword arguments are those of the last level
+    assert [change["env_kwargs"]["level"] for change in changes_of(tmp_path / "target")] == [0, 2]
     with pytest.raises(ValueError, match="Curriculum needs the levels of the run"):
         trainer_of("dqn", "relaxed").learn(300, callbacks=[Curriculum(1.0)])

@@ -90,16 +90,31 @@ def test_every_level_has_its_figure(tmp_path: Path) -> None:
     assert [line["eval/mean_reward/hard"] for line in lines if "eval/mean_reward" in line] == [5.0, 5.0]
     assert [value for _, value in KeptRun(run).evaluations] == [12.5, 12.5]
 
-    resumed = Trainer.resume(run, "+200", eval_levels={"easy": {"reward": 4.0}, "new": {"reward": 0.0}})
+    resumed = Trainer.resume(run, "+200", eval_levels={"easy": {"reward": 4.0}, "new": {"reward": 9.0}})
     more = resumed.learn(progress=False)
     assert [e.level_returns for e in more.evaluations[:2]] == [{"easy": 20.0, "hard": 5.0}] * 2
-    assert more.evaluation.level_returns == {"easy": 20.0, "new": 0.0}
+    assert more.evaluation.level_returns == {"easy": 20.0, "new": 45.0}
+
+    again = Trainer.resume(run, "+200", eval_levels={"easy": {"reward": 0.0}}).learn(progress=False)
+    kept = [e.level_returns for e in again.evaluations[: len(more.evaluations)]]
+    assert kept == [e.level_returns for e in more.evaluations]
+    assert again.best is not None and again.best.evaluation.level_returns == {"easy": 20.0, "new": 45.0}
 
 
 def test_a_factory_of_evaluations_is_kept_for_a_resumed_run(tmp_path: Path) -> None:
     trained(tmp_path, eval_env=lambda: Paid(7.0), eval_env_kwargs={})
     resumed = Trainer.resume(tmp_path / "run", "+200").learn(progress=False)
     assert resumed.evaluation is not None and resumed.evaluation.return_mean == 35.0
+
+
+def test_levels_of_a_factory_of_evaluations_are_the_same_in_a_resumed_run(tmp_path: Path) -> None:
+    """The file has the factory that was given, and not that of the first level."""
+    levels = {"rich": {"reward": 7.0}, "plain": {}}
+    result, _ = trained(tmp_path, eval_env=Paid, eval_levels=levels)
+    resumed = Trainer.resume(tmp_path / "run", "+200").learn(progress=False)
+    assert result.evaluation.level_returns == {"rich": 35.0, "plain": 5.0}
+    assert resumed.evaluation is not None
+    assert resumed.evaluation.level_returns == result.evaluation.level_returns
 
 
 def test_an_environment_with_other_spaces_is_refused_before_training() -> None:

@@ -141,6 +141,36 @@ def test_no_dataset_an_empty_and_a_damaged_one(
         read_dataset(str(tmp_path / "empty"), spec, ahead=1)
 
 
+def test_choices_out_of_range_are_refused(tmp_path: Path) -> None:
+    """A loss would read and write beyond its arrays by them."""
+    folder = write_dataset(tmp_path / "pole", steps=30)
+    spec = describe(EnvSource.from_user("CartPole-v1"))
+    for wrong in (2, -1):
+        with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+            file["episode_0"]["actions"][3] = wrong
+        with pytest.raises(
+            errors.ConfigurationError, match=r"cannot be read: .*an action is not one of Discrete\(2\)"
+        ):
+            read_dataset(str(folder), spec, ahead=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "got"), [("actions", "1 and 5"), ("observations/at", "4 and 1"), ("rewards", "4 and 5")]
+)
+def test_an_episode_whose_columns_differ_in_length_is_refused(walk: Path, name: str, got: str) -> None:
+    """An axis of one would be repeated for every step."""
+    with h5py.File(walk / "data" / "main_data.hdf5", "a") as file:
+        episode = file["episode_2"]
+        assert len(episode["rewards"]) == 4
+        for path in (name, "observations/cell") if name.startswith("observations") else (name,):
+            first = episode[path][:1]
+            del episode[path]
+            episode[path] = first
+    spec = describe(EnvSource.from_user(Walk))
+    with pytest.raises(errors.ConfigurationError, match=rf"one observation more, got {got}"):
+        read_dataset(str(walk), spec, ahead=1)
+
+
 def test_names_of_datasets(tmp_path: Path) -> None:
     assert dataset_id(tmp_path / "hopper-medium-v2") == "hopper-medium-v2"
     assert dataset_id(tmp_path / "my data") == "my-data-v0"

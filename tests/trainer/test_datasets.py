@@ -12,7 +12,7 @@ import pytest
 from datasets import write_dataset
 from resume_rig import numbers
 
-from asyncrl import BC, DQN, IQL, PPO, R2D2, TD3BC, Trainer, errors, load
+from asyncrl import BC, DQN, IQL, PPO, R2D2, TD3, TD3BC, Trainer, errors, load
 from asyncrl.cli.main import main
 
 pytest.importorskip("minari")
@@ -214,6 +214,26 @@ def test_runs_with_demonstrations_are_equal_and_resumed_exactly(balanced: str, t
     assert found == numbers(whole, whole.learn(total_steps=800))
     without = Trainer("CartPole-v1", LOCKSTEP, num_actors=2, envs_per_actor=2, eval_interval_steps=300, **RUN)
     assert numbers(without, without.learn(total_steps=800)) != found
+
+
+def test_values_are_compared_with_the_returns_of_the_actors_rows_alone(short_reach: str) -> None:
+    """A demonstration's id names no row of the actors: with three environments not even a stream."""
+    pairs: list[int] = []
+    record = TD3(discipline="lockstep", learning_starts=50, batch_size=64, hidden_sizes=(8,), gamma=0.5)
+    trainer = Trainer(
+        Reach,
+        record,
+        demonstrations=short_reach,
+        demonstration_fraction=0.75,
+        num_actors=1,
+        envs_per_actor=3,
+        report_interval_steps=50,
+        **RUN,
+    )
+    shown = trainer.learn(
+        300, on_snapshot=lambda s: pairs.append(len(s.value_pairs.predicted) if s.value_pairs else 0)
+    )
+    assert shown.summary["env_steps"] >= 300 and 0 < max(pairs) <= 16, pairs
 
 
 def test_a_run_goes_on_with_its_own_demonstrations_only(balanced: str, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+import asyncrl
 from asyncrl import DQN, R2D2, SAC, TD3, TQC, Trainer
 from asyncrl.envs.bit_flip import BitFlip
 from asyncrl.errors import SpacesDoNotFit
@@ -81,11 +82,13 @@ def test_goals_are_relabelled_by_default_and_to_the_same_numbers(algorithm: Any)
     assert own.policy.meta.options["normalize_observations"] is False
 
 
-def test_a_function_takes_the_place_of_the_environments_method() -> None:
+def test_a_function_takes_the_place_of_the_environments_method(tmp_path: Any) -> None:
     by_method = trained(Rewarded, SAC(normalize_observations=False, **SMALL))
     by_function = trained(Push, SAC(goal_reward=distance, normalize_observations=False, **SMALL))
     assert by_function.policy.meta.options["normalize_observations"] is False
     assert np.array_equal(by_method.policy.weights, by_function.policy.weights)
+    loaded = asyncrl.load(by_function.policy.save(tmp_path / "x"))  # the function is not in the file
+    assert np.array_equal(loaded.weights, by_function.policy.weights)
 
 
 def test_without_rewards_for_goals_nothing_is_relabelled() -> None:

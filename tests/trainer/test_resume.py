@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl import DQN, PPO, Trainer
+from asyncrl import DQN, PPO, PQN, Trainer
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import CheckpointError, ConfigurationError
 from asyncrl.show.kept_run import KeptRun
@@ -239,6 +239,12 @@ def test_options_that_may_not_change_are_refused_by_name_and_values(run: Path) -
     }.items():
         with pytest.raises(ConfigurationError, match=f"{name} may not change"):
             Trainer.resume(run, "+1", **{name: value})
+    for before, after, value in (
+        (TrainerConfig(env="CartPole-v1", algo="pqn"), PQN(), {"layer_norm": False}),
+        (TrainerConfig(env="CartPole-v1", algo="dqn", demonstrations="x"), DQN(), {"prioritized": False}),
+    ):
+        with pytest.raises(ConfigurationError, match=f"{next(iter(value))} may not change"):
+            changed_options(before, after, value)
     with pytest.raises(TypeError, match="no option 'learning_rat'; did you mean learning_rate"):
         Trainer.resume(run, "+1", learning_rat=1)
 
