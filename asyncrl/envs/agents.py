@@ -478,6 +478,13 @@ class SharedForm:
             name = f"{self._name}, agent {agent}"
             return env_checks.check_observation(name, call, obs, self._shape, self._dtype)
         mask = info.get(MASK_KEY) if info else None
+        if mask is None and self._mask_in_info[place]:
+            raise ObservationOffSpace(
+                f"The info of agent {agent} of {self._name} must have {MASK_KEY}, as in its first reset.",
+                facts={"call": call, "info": info},
+                fix=f"return {{{MASK_KEY!r}: ...}} in the info of each agent that has an observation, also in its last "
+                "step, or put the mask into its observation",
+            )
         try:
             obs = self._views[place](obs, mask)
         except (KeyError, ValueError) as error:
@@ -503,6 +510,7 @@ class SharedForm:
         in_observation = [isinstance(space, spaces.Dict) and MASK_KEY in space.spaces for space in observed]
         if choices:
             acted = [spaces.Discrete(most, start=int(acted[0].start))] * len(keys)
+        self._mask_in_info = [mask and not own for mask, own in zip(masked, in_observation, strict=True)]
         extra = bool(values or choices or agent_id or masked != in_observation)
         if extra:
             size = mask_size(acted[0]) if choices or any(masked) else None

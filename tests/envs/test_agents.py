@@ -105,6 +105,21 @@ def test_masks_are_found_in_the_info_and_in_the_observation(env: Any) -> None:
     assert all(agent.masked for agent in spec.agents)
 
 
+def test_a_mask_that_is_missing_from_an_info_is_named() -> None:
+    class Once(MaskedByInfo):
+        def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+            *returned, infos = super().step(actions)
+            return *returned, {name: {} if name == "green" else info for name, info in infos.items()}
+
+    agents = built(Once)
+    agents.reset(seed=0)
+    with pytest.raises(
+        ObservationOffSpace, match="The info of agent green of .*Once must have action_mask"
+    ) as told:
+        agents.step([0, 1, 2])
+    assert told.value.facts["call"] == "step" and "action_mask" in told.value.fix
+
+
 def test_predict_takes_and_gives_dicts_by_agent() -> None:
     for env, options in (
         (Parallel, {}),
