@@ -114,7 +114,7 @@ def test_a_mask_that_is_missing_from_an_info_is_named() -> None:
     agents = built(Once)
     agents.reset(seed=0)
     with pytest.raises(
-        ObservationOffSpace, match="The info of agent green of .*Once must have action_mask"
+        ObservationOffSpace, match=r"The info of agent green of .*Once must have action_mask"
     ) as told:
         agents.step([0, 1, 2])
     assert told.value.facts["call"] == "step" and "action_mask" in told.value.fix
