@@ -94,7 +94,8 @@ def _texts(theirs: Any, ours: Any) -> tuple[str, str]:
 
 def _shape(policy: Any, spec: EnvSpec) -> dict[str, Any]:
     """Properties that must agree: spaces, names of several policies, kind and shape of the network."""
-    layout, names = getattr(policy, "layout", None), [own.name for own in spec.policies]
+    layout: Any = getattr(policy, "layout", None)
+    names = [own.name for own in spec.policies]
     if names:
         layout = dict(zip(names, layout, strict=True))
     return {
