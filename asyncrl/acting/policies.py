@@ -89,7 +89,7 @@ class QLayout(NetworkLayout):
 def has_epsilon(policy: object) -> bool:
     """Whether `policy` takes random actions at an exploration rate epsilon above 0."""
     if isinstance(policy, AgentPolicies):
-        return has_epsilon(policy.parts[0])
+        return any(map(has_epsilon, policy.parts))
     if not isinstance(policy, QPolicy):
         return False
     epsilon = policy.epsilon

@@ -228,9 +228,10 @@ class TrainedPolicy:
         if isinstance(episode_start, Mapping):
             episode_start = [bool(episode_start[key]) for key in obs]
         rows = None
-        if known := [state[key] for key in obs if key in state] if state is not None else []:
+        if state is not None:
+            known = [state[key] for key in obs if key in state]
             episode_start = _begins(episode_start, len(obs)) | [key not in state for key in obs]
-            rows = np.stack([state.get(key, known[0]) for key in obs])
+            rows = np.stack([state.get(key, known[0]) for key in obs]) if known else None
         return batch, rows, episode_start
 
     def _no_stack(self, what: str) -> ValueError:

@@ -308,7 +308,8 @@ class Actor:
         if isinstance(error, EnvironmentFailed):
             error.facts.update(facts)
             return error
-        who = f"{self.streams.place_of(env)} of actor {self.index}"
+        place = self.streams.place_of(env) if env < 0 else f"Environment {env // self.streams.num_agents}"
+        who = f"{place} of actor {self.index}"
         call = call or ("reset" if actions is None or self.streams.resetting else "step")
         return EnvironmentRaised(
             f"{who} raised {type(error).__name__} in {call}: {error_text(error)}",
@@ -317,13 +318,20 @@ class Actor:
             remote_traceback="".join(traceback.format_exception(error)),
         )
 
-    def _where(self, env: int, actions: NDArray[Any] | None) -> dict[str, object]:
-        """Facts common to all reports of a failed step."""
+    def _where(self, stream: int, actions: NDArray[Any] | None) -> dict[str, object]:
+        """Facts common to all reports of a failed step: of the environment of a stream, with all its actions.
+
+        `stream` is -1 for all streams of a vector environment. An environment is seeded by its first stream.
+        """
         facts: dict[str, object] = {"actor": self.index, "pid": os.getpid()}
-        if env >= 0:
+        agents = self.streams.num_agents
+        env = stream // agents
+        if stream >= 0:
             facts["env index"] = env
-            facts["episode step"] = self._row - int(self._began_at[env])
+            facts["episode step"] = self._row - int(self._began_at[stream])
         if actions is not None:
-            facts["action"] = np.array2string(np.asarray(actions if env < 0 else actions[env]), threshold=20)
-        facts["seed"] = self._env_seeds[max(env, 0)]
+            of_env = actions if stream < 0 else actions[env * agents : (env + 1) * agents]
+            own = of_env[0] if stream >= 0 and agents == 1 else of_env
+            facts["action"] = np.array2string(np.asarray(own), threshold=20)
+        facts["seed"] = self._env_seeds[max(env, 0) * agents]
         return facts

@@ -76,9 +76,9 @@ class RemoteEvaluator:
         names, sources = zip(*(source.levels or (("", source),)), strict=True)
         self.levels: tuple[str, ...] = names
         self._first, self._policy = sources[0], policy_bytes
-        self._plan = pickle.dumps(EvaluatorPlan(sources, policy_bytes, max_envs))
-        self._name = spec.name
         self.agents, self.policies = tuple(agent.name for agent in spec.agents), spec.policies
+        self._plan = pickle.dumps(EvaluatorPlan(sources, policy_bytes, max_envs, self.agents))
+        self._name = spec.name
         self._seed, self._deterministic = seed, deterministic
         self._max_steps = max_episode_steps or spec.max_episode_steps or EPISODE_STEPS
         self.max_seconds: float | None = None

@@ -52,6 +52,7 @@ class Streams:
 
     Attributes:
         num_envs: E.
+        num_agents: N, neighbouring streams of one environment.
         newest: `[E, *obs_shape]` in storage dtype, observations of the last `reset` or `step`: read-only, valid until
             the next call. It is the caller's array, or the environment's own, which is denser.
         successes: `[E]`, whether each stream's last episode succeeded (`checks.SUCCEEDED`); None until one says so.
@@ -73,7 +74,7 @@ class Streams:
         obs_space: Any,
         action_space: Any,
     ) -> None:
-        self.num_envs = num_envs
+        self.num_envs, self.num_agents = num_envs, spec.num_agents
         self._source, self._spec = source, spec
         self._renewal: Renewal | None = None
         self._name, self._shape = spec.name, shape

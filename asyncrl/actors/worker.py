@@ -243,7 +243,11 @@ def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, 
             due = now + _ALIVE_SECONDS
             send_frame(channel, {"kind": "alive", "episodes": finished_episodes})
 
-    players = {0: EpisodePlayer(plan.sources[0], policy, plan.max_envs, alive)}
+    def player_of(level: int) -> EpisodePlayer:
+        source = plan.sources[level]
+        return EpisodePlayer(source, policy, plan.max_envs, alive, agents=plan.agents)
+
+    players = {0: player_of(0)}
     weights, version = np.empty(policy.weight_count, np.float32), 0
     send_frame(channel, {"kind": "ready"})
     while (received := receive_frame(channel)) is not None:
@@ -252,7 +256,7 @@ def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, 
         policy.load_weights(weights)
         level = request.pop("level")
         if level not in players:
-            players[level] = EpisodePlayer(plan.sources[level], policy, plan.max_envs, alive)
+            players[level] = player_of(level)
         player = players[level]
         returns, lengths = player.play(**request)
         send_frame(

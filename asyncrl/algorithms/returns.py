@@ -134,13 +134,13 @@ def team_rewards(reward: NDArray[np.float32], num_agents: int) -> NDArray[np.flo
 def team_flags(flags: NDArray[np.uint8], num_agents: int) -> NDArray[np.uint8]:
     """Flags of the environments, `[E, T]`, from those of the agents, `[E N, T]`.
 
-    An episode ends in the row in which its last agent ends. It is truncated if an agent is truncated there: the value
-    of the next state is then bootstrapped. A row is a RESET row if no agent acts.
+    An episode ends in the row in which its last agent ends. It is truncated if an agent is truncated there, and not
+    terminated at once: the value of the next state is then bootstrapped. A row is a RESET row if no agent acts.
     """
     each = flags.reshape(-1, num_agents, flags.shape[1])
     waits = (each & RESET) != 0
-    over = (waits | ((each & (TERMINATED | TRUNCATED)) != 0)).all(axis=1)
-    truncated = (~waits & ((each & TRUNCATED) != 0)).any(axis=1)
+    over = (waits | ((each & _ENDED) != 0)).all(axis=1)
+    truncated = (~waits & ((each & _ENDED) == TRUNCATED)).any(axis=1)
     found = np.where(over, np.where(truncated, TRUNCATED, TERMINATED), 0)
     found[waits.all(axis=1)] = RESET
     return found.astype(np.uint8)

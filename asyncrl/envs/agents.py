@@ -115,11 +115,6 @@ def _is_tuple(env: Any, what: str) -> bool:
     return isinstance(getattr(env, f"{what}_space"), spaces.Tuple)
 
 
-def _all(flags: Any) -> bool:
-    """Whether an environment's flag, or its flags of all agents, are set."""
-    return flags if isinstance(flags, bool) else bool(np.all(flags))
-
-
 def _is_small_int(value: Any) -> bool:
     """Whether it is an int, not a bool, that a float64 holds exactly."""
     return type(value) is int and abs(value) <= 1 << 53
@@ -128,7 +123,7 @@ def _is_small_int(value: Any) -> bool:
 class TupleAgents:
     """PettingZoo's parallel API for a gymnasium environment whose spaces are Tuples with a part for each agent.
 
-    All agents end together: when the environment's flag, or its flags of all agents, are set.
+    All agents end together: when each of them is terminated or truncated, by the environment's flag or by its own.
 
     Args:
         env: the environment; its rewards are a sequence with one number per agent.
@@ -143,7 +138,7 @@ class TupleAgents:
         self._acted = dict(zip(self.possible_agents, acted.spaces, strict=True))
         self.agents: list[str] = []
         # Parts of a step's result that nobody changes.
-        self._ends = {flag: dict.fromkeys(self.possible_agents, flag) for flag in (False, True)}
+        self._no_ends = dict.fromkeys(self.possible_agents, False)
         self._no_infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.possible_agents}
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
@@ -165,10 +160,11 @@ class TupleAgents:
         observations, rewards, terminated, truncated, _ = self.env.step(
             tuple([actions[agent] for agent in self.possible_agents])
         )
-        over = _all(terminated), _all(truncated)
-        if True in over:
-            self.agents = []
-        terminations, truncations = (self._ends[flag] for flag in over)
+        terminations = truncations = self._no_ends
+        if not (terminated is False and truncated is False):  # nearly always they are
+            ends = self._flags("termination", terminated), self._flags("truncation", truncated)
+            if all(any(flags[agent] for flags in ends) for agent in self.possible_agents):
+                self.agents, (terminations, truncations) = [], ends
         return (
             self._by_agent("observation", observations),
             self._by_agent("reward", rewards),
@@ -184,6 +180,12 @@ class TupleAgents:
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
+
+    def _flags(self, what: str, flags: Any) -> dict[str, bool]:
+        """An environment's flag, or that of each agent, by agent."""
+        if np.ndim(flags) == 0:
+            return dict.fromkeys(self.possible_agents, bool(flags))
+        return {agent: bool(flag) for agent, flag in self._by_agent(what, flags).items()}
 
     def _by_agent(self, what: str, values: Any) -> dict[str, Any]:
         several = type(values) in (tuple, list) or np.ndim(values) > 0
@@ -476,6 +478,13 @@ class SharedForm:
             name = f"{self._name}, agent {agent}"
             return env_checks.check_observation(name, call, obs, self._shape, self._dtype)
         mask = info.get(MASK_KEY) if info else None
+        if mask is None and self._mask_in_info[place]:
+            raise ObservationOffSpace(
+                f"The info of agent {agent} of {self._name} must have {MASK_KEY}, as in its first reset.",
+                facts={"call": call, "info": info},
+                fix=f"return {{{MASK_KEY!r}: ...}} in the info of each agent that has an observation, also in its last "
+                "step, or put the mask into its observation",
+            )
         try:
             obs = self._views[place](obs, mask)
         except (KeyError, ValueError) as error:
@@ -501,6 +510,7 @@ class SharedForm:
         in_observation = [isinstance(space, spaces.Dict) and MASK_KEY in space.spaces for space in observed]
         if choices:
             acted = [spaces.Discrete(most, start=int(acted[0].start))] * len(keys)
+        self._mask_in_info = [mask and not own for mask, own in zip(masked, in_observation, strict=True)]
         extra = bool(values or choices or agent_id or masked != in_observation)
         if extra:
             size = mask_size(acted[0]) if choices or any(masked) else None

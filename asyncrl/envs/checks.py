@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,20 @@ def require_same_spaces(spec: EnvSpec, other: EnvSpec) -> None:
                 facts={"trained in": trained, "evaluated in": evaluated},
                 fix="evaluate in an environment with the same spaces, or wrap it (wrappers are for both)",
             )
+
+
+def require_agents(policy: Sequence[str], name: str, agents: Sequence[str]) -> None:
+    """Raise `SpacesDoNotFit` (ASYNC005) unless a policy of the agents `policy` acts for the `agents` of an environment.
+
+    One of several policies (`TrainedPolicy.by_policy`) that was saved by itself does not.
+    """
+    if list(policy) != list(agents):
+        raise SpacesDoNotFit(
+            f"The agents of {name} are not those that this policy acts for.",
+            facts={"the policy acts for": ", ".join(policy) or "one agent", "the agents": ", ".join(agents)},
+            fix="play the agents that it was trained for; one of several policies plays together with the others: play "
+            "the run, or the file of them all",
+        )
 
 
 def _stored(spec: EnvSpec) -> tuple[object, ...]:

@@ -17,6 +17,8 @@ from asyncrl.errors import ConfigurationError, SpacesDoNotFit, environment_calls
 from asyncrl.interfaces import EnvSpec
 
 METHOD = "set_env_kwargs"
+_INSIDE = ("env", "parallel", "aec_env")
+"""Attribute of a layer with the one inside: of wrappers, of several agents, and of PettingZoo's conversion."""
 
 
 def method_of(env: Any) -> Callable[..., None] | None:
@@ -25,7 +27,8 @@ def method_of(env: Any) -> Callable[..., None] | None:
         if callable(getattr(type(env), METHOD, None)):
             method: Callable[..., None] = getattr(env, METHOD)
             return method
-        env = vars(env).get("env") if hasattr(env, "__dict__") else None
+        held = vars(env) if hasattr(env, "__dict__") else {}
+        env = next((held[name] for name in _INSIDE if name in held), None)
     return None
 
 

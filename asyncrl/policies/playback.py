@@ -11,6 +11,7 @@ import numpy as np
 
 from asyncrl.acting.frames import FrameStacks
 from asyncrl.actors.episodes import EPISODE_STEPS
+from asyncrl.envs.checks import require_agents
 from asyncrl.errors import environment_calls
 from asyncrl.policies.portable_policy import PortablePolicy
 
@@ -49,6 +50,7 @@ def play(
 
     Raises:
         EnvironmentRaised: the environment raised an exception (ASYNC002).
+        SpacesDoNotFit: it has other agents than those that the policy acts for (ASYNC005).
     """
     if not deterministic:
         rng = np.random.default_rng(seed)
@@ -79,6 +81,8 @@ def _agents_episode(
 ) -> PlayedEpisode:
     """Play one episode of several agents; see `play`."""
     spec = policy.spec
+    names = [agent.name for agent in spec.agents]
+    require_agents(names, policy.source.name, [agent.name for agent in env.agents_spec])
     with _calls(policy, "reset"):
         obs, _ = env.reset(seed=seed)
     on_frame()
@@ -96,7 +100,6 @@ def _agents_episode(
         on_frame()
         stacks.push(slice(None), obs)
         returns, length = returns + rewards, length + 1
-    names = (agent.name for agent in spec.agents)
     cut = bool(env.live.any())
     return PlayedEpisode(float(returns.sum()), length, cut, dict(zip(names, returns.tolist(), strict=True)))
 

@@ -6,6 +6,9 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from asyncrl.acting.agent_policies import make_policy
 from asyncrl.errors import CheckpointError
 from asyncrl.interfaces import EnvSpec
@@ -51,7 +54,7 @@ def begin_with_policy(core: Updater, policy: PortablePolicy, algorithm: Algorith
         begin_with = getattr(core, "begin_with", None)
         if begin_with is None:
             raise ValueError(f"{type(core).__name__} does not say how it takes a policy's weights")
-        begin_with(policy.weights, policy.meta.env_steps)
+        begin_with(_weights_for(policy, spec), policy.meta.env_steps)
         if policy.critics is None or policy.meta.algo != algorithm.name:
             return
         begin_with_critics = getattr(core, "begin_with_critics", None)  # a user's algorithm may not have it
@@ -63,6 +66,13 @@ def begin_with_policy(core: Updater, policy: PortablePolicy, algorithm: Algorith
             facts={"policy": policy.meta.algo},
             fix="leave init_from out, or go on with the run itself: asyncrl resume RUN",
         ) from error
+
+
+def _weights_for(policy: PortablePolicy, spec: EnvSpec) -> NDArray[np.float32]:
+    """Weights in the order of the run's policies, which are named in any order."""
+    if not spec.policies:
+        return policy.weights
+    return np.concatenate([policy.by_policy[own.name].weights for own in spec.policies])
 
 
 def _scaled(spec: EnvSpec) -> str:
@@ -83,10 +93,15 @@ def _texts(theirs: Any, ours: Any) -> tuple[str, str]:
 
 
 def _shape(policy: Any, spec: EnvSpec) -> dict[str, Any]:
-    """Properties that must agree: spaces, kind and shape of the network."""
+    """Properties that must agree: spaces, names of several policies, kind and shape of the network."""
+    layout: Any = getattr(policy, "layout", None)
+    names = [own.name for own in spec.policies]
+    if names:
+        layout = dict(zip(names, layout, strict=True))
     return {
+        "policies": ", ".join(sorted(names)) or "one",
         "observations": f"{spec.observation_dtype} {list(spec.observation_shape)}{_scaled(spec)}",
         "actions": spec.action,
-        "networks": (type(policy).__name__, getattr(policy, "layout", None)),
+        "networks": (type(policy).__name__, layout),
         "weights": policy.weight_count,
     }

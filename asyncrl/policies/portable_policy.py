@@ -55,6 +55,7 @@ class PortablePolicy(TrainedPolicy):
 
     Attributes:
         algorithm, meta, source, critics: as given.
+        of_several: whether it is one of several policies of a run, whose critics are not kept.
 
     Raises:
         ValueError: `weights` or `critics` have another shape than the algorithm's.
@@ -77,6 +78,7 @@ class PortablePolicy(TrainedPolicy):
         self.meta = meta
         self.source = source
         self.critics = critics
+        self.of_several = False
         if critics is not None and critics.shape != self.critic_layout.shape:
             raise ValueError(f"critics must have shape {self.critic_layout.shape}, got {critics.shape}")
 
@@ -221,7 +223,9 @@ class PortablePolicy(TrainedPolicy):
         record = own_record(self.algorithm, own)
         options = {**self.meta.options, **{name: getattr(record, name) for name in own.options}}
         meta = dataclasses.replace(self.meta, spec=own.spec, options=options)
-        return PortablePolicy(record, weights, meta, self.source)
+        part = PortablePolicy(record, weights, meta, self.source)
+        part.of_several = True
+        return part
 
     def _values(self, obs: NDArray[Any], _: Any) -> NDArray[np.float32]:
         if isinstance(self.policy, QPolicy):
@@ -294,10 +298,16 @@ class PortablePolicy(TrainedPolicy):
                 fix=f"use {' or '.join(offered or ('predict',))}",
             )
         if self.critics is None and name in OF_CRITICS and not isinstance(self.policy, QPolicy):
-            kept = (own for own in offered if own not in OF_CRITICS)
+            kept = ("predict", *(own for own in offered if own not in OF_CRITICS))
+            if self.of_several:
+                raise ConfigurationError(
+                    f"{name} of {algo} needs its critics, and those of several policies are not kept",
+                    facts={"it has": ", ".join(kept)},
+                    fix=f"use {' or '.join(kept)}",
+                )
             raise ConfigurationError(
                 f"{name} of {algo} needs its critics, and this policy was kept without them",
-                facts={"it has": ", ".join(("predict", *kept))},
+                facts={"it has": ", ".join(kept)},
                 fix="load the directory of its run, or keep it with them: policy.save(path, critics=True), "
                 "asyncrl export RUN --policy FILE --critics",
             )

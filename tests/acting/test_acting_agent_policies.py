@@ -134,3 +134,13 @@ def test_weights_are_one_block_and_a_pickle_keeps_them() -> None:
 def test_without_policies_it_is_the_algorithms_own() -> None:
     algorithm, spec = CASES["dqn"]
     assert type(make_policy(algorithm, replace(spec, policies=()))) is type(algorithm.make_policy(spec))
+
+
+@pytest.mark.parametrize("greedy", ["outer", "inner"])
+def test_policies_explore_if_one_of_them_does(greedy: str) -> None:
+    algorithm, spec = CASES["dqn"]
+    still = {"exploration_initial": 0.0, "exploration_final": 0.0}
+    own = tuple(replace(p, options=still if p.name == greedy else {}) for p in spec.policies)
+    assert has_epsilon(make_policy(algorithm, replace(spec, policies=own)))
+    none = tuple(replace(p, options=still) for p in spec.policies)
+    assert not has_epsilon(make_policy(algorithm, replace(spec, policies=none)))

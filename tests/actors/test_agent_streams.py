@@ -11,14 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 from actors_rig import Rig, until
+from fakes import RandomPolicy
 from several_agents import NAMES, Parallel, Together, WithState
 
+from asyncrl.actors.actor import Actor
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.streams import AgentStreams, make_streams
 from asyncrl.envs.agents import AgentsEnv
 from asyncrl.envs.checks import spec_of
 from asyncrl.envs.source import EnvSource
+from asyncrl.errors import EnvironmentFailed
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, environment_steps
+from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailbox
 
 SEEDS = list(range(40, 52))
 ENVS, AGENTS, ROWS = 4, len(NAMES), 300
@@ -167,6 +171,53 @@ def test_messages_name_agent_and_environment() -> None:
     streams = streams_of(Together)
     assert streams.place_of(5) == "Agent blue of environment 1"
     assert isinstance(streams.envs[0], AgentsEnv)
+
+
+class Failing(Together):
+    """Environment 1 of an actor fails in its third step, as `kind` says."""
+
+    def __init__(self, place: int, kind: str) -> None:
+        super().__init__()
+        self.fails, self.kind = place == 1, kind
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        returned = super().step(actions)
+        if self.fails and self.steps == 3:
+            if self.kind == "raises":
+                raise KeyError("no such wall")
+            returned[1]["blue"] = float("nan")
+        return returned
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("raises", "Environment 1 of actor 0 raised KeyError in step"),
+        ("pays", "Agent blue of environment 1 of actor 0 returned a reward that is NaN"),
+    ],
+)
+def test_a_failed_step_is_reported_with_what_repeats_it(kind: str, text: str) -> None:
+    """Seed and actions are those of the environment, whichever of its agents failed."""
+    spec, envs = spec_of("agents", AgentsEnv("agents", Together())), 3
+    layout = RingLayout(envs * AGENTS, 32, spec)
+    segment = Segment.create("ring", layout.arrays())
+    reader, mailbox = RingReader(segment, layout), WeightMailbox.create(3)
+    mailbox.publish(np.zeros(3, np.float32), 0)
+    streams = AgentStreams([AgentsEnv("agents", Failing(e, kind)) for e in range(envs)], spec)
+    actor = Actor(
+        streams, RandomPolicy(5), RingWriter(segment, layout), mailbox, index=0, num_actors=1, seed=3
+    )
+    reader.grant(10)
+    actor.begin()
+    assert actor.step() and actor.step()
+    with pytest.raises(EnvironmentFailed, match=text) as told:
+        actor.step()
+    facts = told.value.facts
+    assert (facts["env index"], facts["episode step"]) == (1, 2)
+    assert facts["seed"] == actor._env_seeds[AGENTS], "of the environment's first stream"
+    assert len(str(facts["action"]).split()) == AGENTS
+    reader.close()
+    mailbox.close()
 
 
 def test_every_group_of_streams_is_an_environment() -> None:

@@ -11,7 +11,7 @@ import levels
 import numpy as np
 import pytest
 from actors_rig import Rig, until
-from several_agents import Parallel
+from several_agents import Parallel, Tuples
 
 from asyncrl.actors.actor import renewal_seeds
 from asyncrl.actors.forkserver import ForkServer
@@ -86,6 +86,42 @@ def test_an_environment_of_several_agents_is_made_anew() -> None:
         streams.step(np.zeros(6, np.int64), obs, np.zeros(6))
     assert all(new is not old for new, old in zip(streams.envs, before, strict=True))
     assert [env.render_mode for env in streams.envs] == ["rgb_array"] * 2
+
+
+class Settable(Parallel):
+    """Its constructor does not take what its method does."""
+
+    level = 0
+
+    def set_env_kwargs(self, level: int) -> None:
+        self.level = level
+
+
+class SettableTuples(Tuples):
+    """The same for a gymnasium environment of several agents."""
+
+    level = 0
+    set_env_kwargs = Settable.set_env_kwargs
+
+
+class Converted:
+    """What PettingZoo makes of an environment whose agents take turns, as far as its layers go."""
+
+    def __init__(self) -> None:
+        self.aec_env = Settable()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.aec_env, name)
+
+
+@pytest.mark.parametrize("env", [Settable, SettableTuples, Converted])
+def test_several_agents_with_the_method_live_on(env: Any) -> None:
+    source = EnvSource.from_user(env)
+    agents = source.build()
+    new, again = Renewal(source, spec_of(source.name, agents), {"level": 3}).renewed(agents)
+    assert new is agents and not again
+    inside = agents.parallel
+    assert getattr(inside, "env", inside).level == 3
 
 
 def test_seeds_differ_between_changes_lives_actors_and_streams() -> None:

@@ -34,8 +34,8 @@ def built(env: Any, **options: bool) -> Any:
     return source_of(env, **options).build()
 
 
-def policy_of(spec: EnvSpec) -> TrainedPolicy:
-    algorithm = DQN(hidden_sizes=(16,))
+def policy_of(spec: EnvSpec, **options: Any) -> TrainedPolicy:
+    algorithm = DQN(hidden_sizes=(16,), **options)
     core = algorithm.make_updater(spec, "cpu", 0)
     weights = np.empty(core.weight_count, np.float32)
     core.write_weights(weights)
@@ -105,6 +105,21 @@ def test_masks_are_found_in_the_info_and_in_the_observation(env: Any) -> None:
     assert all(agent.masked for agent in spec.agents)
 
 
+def test_a_mask_that_is_missing_from_an_info_is_named() -> None:
+    class Once(MaskedByInfo):
+        def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+            *returned, infos = super().step(actions)
+            return *returned, {name: {} if name == "green" else info for name, info in infos.items()}
+
+    agents = built(Once)
+    agents.reset(seed=0)
+    with pytest.raises(
+        ObservationOffSpace, match=r"The info of agent green of .*Once must have action_mask"
+    ) as told:
+        agents.step([0, 1, 2])
+    assert told.value.facts["call"] == "step" and "action_mask" in told.value.fix
+
+
 def test_predict_takes_and_gives_dicts_by_agent() -> None:
     for env, options in (
         (Parallel, {}),
@@ -124,6 +139,19 @@ def test_predict_takes_and_gives_dicts_by_agent() -> None:
             if name in own:
                 assert actions[name] == by_row[n]
         parallel.step(actions)  # in the agents' own action spaces
+
+
+def test_an_agent_without_a_state_begins_an_episode_also_if_none_has_one() -> None:
+    policy = policy_of(describe(source_of(Together)), frame_stack=3)
+    own, _ = Together().reset(seed=0)
+    fresh, stacks = policy.predict(own, episode_start=True)
+    _, of_red = policy.predict({"red": own["red"]}, episode_start=True)
+    others = {name: own[name] for name in ("green", "blue")}
+    for state in (of_red, {}):
+        actions, after = policy.predict(others, state)
+        assert actions == {name: fresh[name] for name in others}
+        for name in others:
+            np.testing.assert_array_equal(after[name], stacks[name])
 
 
 def test_predict_needs_the_mask_that_only_the_info_has() -> None:
@@ -157,6 +185,39 @@ def test_gymnasium_environments_with_tuples_are_agents() -> None:
         assert env.live.all() and not terminated.any()
         _, _, terminated, truncated, _ = env.step([0, 0, 0])
     assert terminated.all() and not truncated.any() and not env.live.any()
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (([True, False, False], [False, True, True]), ([True, False, False], [False, True, True])),
+        (([True, False, True], True), ([True, False, True], [True, True, True])),
+        ((np.bool_(False), np.array([True] * 3)), ([False] * 3, [True] * 3)),
+        ((True, False), ([True] * 3, [False] * 3)),
+    ],
+)
+def test_tuples_end_when_each_agent_has_a_flag_of_one_kind_or_the_other(flags: Any, wanted: Any) -> None:
+    class Flagged(Tuples):
+        def step(self, action: Any) -> Any:
+            returned = super().step(action)
+            own = flags if self.steps == 2 else ([True, False, False], [False, True, False])
+            return *returned[:2], *own, {}
+
+    env = built(Flagged)
+    env.reset(seed=0)
+    _, _, terminated, truncated, _ = env.step([0, 0, 0])
+    assert env.live.all() and not terminated.any() and not truncated.any(), "all end together"
+    _, _, terminated, truncated, _ = env.step([0, 0, 0])
+    assert (terminated.tolist(), truncated.tolist()) == wanted and env.over
+
+
+def test_tuples_of_a_wrong_number_of_flags_are_refused() -> None:
+    class Flagged(Tuples):
+        def step(self, action: Any) -> Any:
+            return *super().step(action)[:2], [True, True], False, {}
+
+    with pytest.raises(ParallelAPIBroken, match=r"3 agents returned termination \[True, True\]"):
+        describe(source_of(Flagged))
 
 
 def test_agents_that_leave_without_a_flag_are_truncated() -> None:

@@ -7,10 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from several_agents import Parallel
 
 from asyncrl import DDPG, DQN, PPO, SAC, TD3, Trainer, load
+from asyncrl.algorithms.agent_policies import make_updater
+from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import CheckpointError
-from asyncrl.policies.policy_start import policy_to_begin_with
+from asyncrl.interfaces import EnvSpec
+from asyncrl.options import option_values
+from asyncrl.policies.policy_start import begin_with_policy, policy_to_begin_with
+from asyncrl.policies.portable_policy import PortablePolicy
+from asyncrl.storage.checkpoint_meta import CheckpointMeta
 
 SMALL: dict[str, Any] = {
     "seed": 1,
@@ -84,6 +92,40 @@ def test_one_that_does_not_fit_is_refused_by_what_differs(kept: Path) -> None:
             policy_to_begin_with(kept, algorithm, spec)
     with pytest.raises(CheckpointError, match="other observations"):
         Trainer("Acrobot-v1", DQN(hidden_sizes=(16,)), init_from=kept, **SMALL).learn(total_steps=1)
+
+
+def weights_of(core: Any) -> NDArray[np.float32]:
+    weights = np.empty(core.weight_count, np.float32)
+    core.write_weights(weights)
+    return weights
+
+
+def test_each_of_several_policies_gets_the_weights_of_its_name(tmp_path: Path) -> None:
+    """Names may come in another order; policies of other names are refused."""
+    algorithm = PPO(hidden_sizes=(4,))
+
+    def of_agents(policies: dict[str, str]) -> tuple[EnvSource, EnvSpec]:
+        source = EnvSource.from_user(Parallel).changed({}, (), policies=policies)
+        return source, describe(source)
+
+    source, spec = of_agents({"warm": "red", "cool": "green|blue"})
+    meta = CheckpointMeta(env="agents", algo="ppo", spec=spec, options=option_values(algorithm), env_steps=5)
+    weights = weights_of(make_updater(algorithm, spec, "cpu", 0))
+    kept = PortablePolicy(algorithm, weights, meta, source)
+    file = kept.save(tmp_path / "agents.policy")
+    assert not np.array_equal(*(part.weights for part in kept.by_policy.values()))
+    for policies in ({"warm": "red", "cool": "green|blue"}, {"cool": "green|blue", "warm": "red"}):
+        _, spec = of_agents(policies)
+        core: Any = make_updater(algorithm, spec, "cpu", 9)
+        begin_with_policy(core, policy_to_begin_with(file, algorithm, spec), algorithm, spec)
+        for own, part in zip(core.policies, core.cores, strict=True):
+            np.testing.assert_array_equal(weights_of(part), kept.by_policy[own.name].weights)
+    with pytest.raises(CheckpointError, match="other policies than this run") as raised:
+        policy_to_begin_with(file, algorithm, of_agents({"hot": "red", "cool": "green|blue"})[1])
+    assert (raised.value.facts["policy"], raised.value.facts["run"]) == (
+        "ppo on agents: cool, warm",
+        "ppo on Parallel: cool, hot",
+    )
 
 
 def test_the_error_says_what_differs_in_plain_words(kept: Path) -> None:

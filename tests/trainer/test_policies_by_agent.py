@@ -22,6 +22,7 @@ import asyncrl
 from asyncrl import DQN, MADDPG, MAPPO, PPO, QMIX, SAC, TD3, VDN, Trainer
 from asyncrl.cli.main import main
 from asyncrl.errors import CheckpointError, ConfigurationError, SpacesDoNotFit
+from asyncrl.policies.playback import play
 
 POLICIES = {"warm": "red", "cool": "green|blue"}
 EACH = {"r": "red", "g": "green", "b": "blue"}
@@ -214,6 +215,16 @@ def test_files_policy_and_commands(tmp_path: Path, capsys: pytest.CaptureFixture
     assert not any(name in told for name in ("mappo", "qmix", "vdn", "maddpg")), "one policy for all agents"
     with pytest.raises(ConfigurationError, match="a model holds one policy"):
         kept.export_onnx(tmp_path / "model.onnx")
+    with pytest.raises(ConfigurationError, match="those of several policies are not kept") as critics:
+        kept.values(obs)
+    assert critics.value.fix == "use predict or probabilities or log_prob"
+    alone = kept.by_policy["cool"].save(tmp_path / "cool.policy")
+    assert main(["eval", str(alone), "--episodes", "1"]) == 1
+    told = capsys.readouterr().err
+    assert "are not those that this policy acts for" in told and "acts for: green, blue" in told
+    policy = asyncrl.load(alone)
+    with pytest.raises(SpacesDoNotFit, match="are not those that this policy acts for"):
+        next(play(policy, policy.built_env(), 1, 0))
 
 
 def test_a_new_run_begins_with_the_policies_of_another(tmp_path: Path) -> None:
