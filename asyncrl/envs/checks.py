@@ -202,8 +202,11 @@ def _no_array(name: str, space: Any, in_vector: bool) -> SpacesDoNotFit:
         odd = [f"{key!r} is {type(part).__name__}" for key, part in parts if not _is_taken(part)]
         is_what += ", and its part " + ", ".join(odd) if odd else " without a part that is an array"
         fix = "leave that part out or turn it into a Box: wrap the environment in a gymnasium.ObservationWrapper"
+    elif is_what in ("Dict", "Tuple"):
+        is_what += " without parts"
+        fix = "give the policy something to see, such as a constant: a Box of shape (1,)"
     return SpacesDoNotFit(
-        f"A stream holds one array per step, but the observation space of {name} is {is_what}.",
+        f"An observation must be an array or made of arrays, but the observation space of {name} is {is_what}.",
         facts={"observation space": space},
         fix=fix,
     )
@@ -396,6 +399,8 @@ def check_observation(
             return np.asarray(obs, dtype)
     if not isinstance(obs, (np.ndarray, np.generic)):
         got, fix = _shape_of(obs), f"return np.asarray(obs, dtype=np.{dtype.name})"
+        if obs is None or isinstance(obs, str | bytes):
+            fix = "return an observation of observation_space"
     else:
         got = f"{obs.dtype.name} of shape {obs.shape}"
         fix = f"return obs.astype(np.{dtype.name})" if obs.shape == shape else f"return obs.reshape({shape})"

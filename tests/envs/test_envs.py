@@ -53,6 +53,11 @@ def described(env: Any) -> Any:
     return describe(pickle.loads(pickle.dumps(EnvSource.from_user(env))))
 
 
+class NoObservation(fakes.SimpleEnv):
+    def observe(self) -> Any:
+        return None
+
+
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A module, not yet imported, that registers an environment on import, as packages do."""
@@ -197,7 +202,23 @@ def test_asyncrl_004_names_a_missing_space() -> None:
 
     with pytest.raises(EnvironmentNotBuilt, match="has no action_space") as error:
         EnvSource.from_user(WithoutAction).build()
-    assert error.value.fix.startswith("set it in __init__")
+    assert (
+        error.value.fix == "set it in __init__, for example self.action_space = gymnasium.spaces.Discrete(2)"
+    )
+
+    class WithoutObservation(gymnasium.Env[Any, Any]):
+        action_space = Discrete(2)
+
+    with pytest.raises(EnvironmentNotBuilt, match=r"self\.observation_space = gymnasium\.spaces\.Box"):
+        EnvSource.from_user(WithoutObservation).build()
+
+
+def test_asyncrl_004_an_id_of_an_old_mujoco_names_the_new_one() -> None:
+    with pytest.raises(EnvironmentNotBuilt, match="HalfCheetah-v2") as error:
+        EnvSource.from_user("HalfCheetah-v2").build()
+    assert (
+        error.value.fix == 'write the newest version of its id, Name-v5, with pip install "asyncrl[mujoco]"'
+    )
 
 
 class Configured:
@@ -331,6 +352,7 @@ def test_asyncrl_006_registered_in_main_only(monkeypatch: pytest.MonkeyPatch) ->
             r"got float32 of shape \(6,\), expected float32 of shape \(2, 3\).*obs.reshape\(\(2, 3\)\)",
         ),
         (fakes.ListObservation, r"got list, expected float32.*np.asarray\(obs, dtype=np.float32\)"),
+        (NoObservation, r"got NoneType, expected float32.*return an observation of observation_space"),
     ],
 )
 def test_asyncrl_012(env: Any, text: str) -> None:
@@ -399,6 +421,7 @@ def test_asyncrl_002_in_the_probe() -> None:
         (Dict({"a": Text(3)}), "without a part that is an array"),
         (OneOf((Discrete(2), Discrete(3))), "FlattenObservation"),
         (Text(3), "ObservationWrapper"),
+        (Dict({}), "without parts.*such as a constant"),
     ],
 )
 def test_observation_spaces_that_are_not_one_array(space: Any, fix: str) -> None:
