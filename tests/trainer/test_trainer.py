@@ -346,6 +346,14 @@ def test_replay_larger_than_memory_says_what_fits():
     assert "set replay_capacity to" in str(raised.value)
 
 
+def test_a_network_larger_than_memory_is_refused():
+    with pytest.raises(
+        errors.ResourceError, match=r"The network does not fit in memory: Unable to alloc"
+    ) as raised:
+        Trainer("CartPole-v1", small(hidden_sizes=(10**7, 10**7)), **SMALL).learn(total_steps=100)
+    assert raised.value.fix == "make it smaller, by hidden_sizes or network"
+
+
 def test_option_that_does_not_exist():
     with pytest.raises(TypeError, match="no option 'num_actor'; did you mean num_actors"):
         Trainer("CartPole-v1", small(), num_actor=2)
