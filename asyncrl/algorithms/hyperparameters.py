@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from asyncrl.acting.images import NetworkName, choose_network, with_shape
 from asyncrl.acting.layouts import NetworkFactory
 from asyncrl.acting.schedules import Rate, not_called_with, parameters_of
-from asyncrl.algorithms.other_names import unknown_option
+from asyncrl.algorithms.other_names import refuse_other_value, unknown_option
 from asyncrl.algorithms.preset_files import preset_for
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import Range, check_options
@@ -84,6 +84,7 @@ class Hyperparameters:
         for name in options:
             if known and name not in known:
                 raise TypeError(unknown_option(name, known, cls.__name__))
+            refuse_other_value(name, options[name])
         return super().__new__(cls)
 
     if not TYPE_CHECKING:  # a type checker would take every name

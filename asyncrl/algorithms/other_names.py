@@ -66,6 +66,9 @@ ATTRIBUTES = {
 }
 """Attributes that users of other libraries look for, by class, and what to write here."""
 
+VALUES = {("ent_coef", "auto"): "none tunes it, which is the default"}
+"""Values of other libraries, by option and the beginning of the value, and what to write here."""
+
 TABLE = Path(__file__).with_name("other_names.toml")
 
 
@@ -143,3 +146,10 @@ def unknown_attribute(thing: object, name: str) -> AttributeError:
     own = type(thing).__name__
     text, hint = f"{own!r} object has no attribute {name!r}", ATTRIBUTES.get(own, {}).get(name)
     return AttributeError(f"{text}; write {hint}" if hint else text, name=name, obj=thing)
+
+
+def refuse_other_value(name: str, value: object) -> None:
+    """Raise ValueError for a value of another library that has another form here."""
+    hint = VALUES.get((name, value.partition("_")[0])) if isinstance(value, str) else None
+    if hint is not None:
+        raise ValueError(f"{name} has no value {value!r}; {hint}")

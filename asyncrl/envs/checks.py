@@ -158,9 +158,11 @@ def autoreset_mode(name: str, env: Any) -> str:
     said = (
         "does not declare its autoreset mode" if declared is None else f"declares autoreset mode {declared}"
     )
-    where = "its class" if declared is None else "its constructor (or gymnasium.make_vec)"
     fix = (
-        f'set metadata["autoreset_mode"] = gymnasium.vector.AutoresetMode.NEXT_STEP (or DISABLED) in {where}'
+        'set metadata["autoreset_mode"] = gymnasium.vector.AutoresetMode.NEXT_STEP (or DISABLED) in its class'
+        if declared is None
+        else "make it with autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP (or DISABLED), which the vectors of "
+        "gymnasium take; a vector of your own must reset so"
     )
     if declared is None:
         fix += (

@@ -104,6 +104,11 @@ class EnvSource:
                 "env must be an id, a gymnasium EnvSpec or a zero-argument factory, got an environment "
                 f"({made}), and actors make their own; pass {what}a function that builds it: lambda: {made}(...)"
             )
+        if isinstance(env, list | tuple):
+            raise TypeError(
+                f"env must be one function that makes one environment, got {len(env)} things: num_actors and "
+                "envs_per_actor say how many are made of it"
+            )
         if not callable(env):
             raise TypeError(
                 "env must be an id, a gymnasium EnvSpec or a zero-argument factory, "

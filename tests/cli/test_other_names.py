@@ -13,6 +13,7 @@ from asyncrl import DQN, PPO, SAC, Callback, Trainer, TrainResult
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.other_names import ATTRIBUTES, CLOSEST, other_names
 from asyncrl.algorithms.registry import algorithm_name
+from asyncrl.cli.main import main
 from asyncrl.cli.train import parse
 from asyncrl.cli.train_flags import NOT_A_FIELD, answer
 from asyncrl.config import TrainerConfig
@@ -313,6 +314,16 @@ def test_what_is_answered_is_there() -> None:
     classes = {"Trainer": Trainer, "TrainResult": TrainResult}
     assert classes.keys() == ATTRIBUTES.keys()
     assert not [name for own, names in ATTRIBUTES.items() for name in names if hasattr(classes[own], name)]
+
+
+@pytest.mark.parametrize("value", ["auto", "auto_0.1"])
+def test_the_automatic_entropy_coefficient(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = f"ent_coef has no value {value!r}; none tunes it, which is the default"
+    with pytest.raises(ValueError, match=text):
+        SAC(ent_coef=value)  # type: ignore[arg-type]
+    with pytest.raises(SystemExit):
+        main(["train", "Pendulum-v1", "--algo", "sac", "--sac.ent-coef", value])
+    assert text in capsys.readouterr().err.replace("\n ", "")
 
 
 def trainer() -> Any:

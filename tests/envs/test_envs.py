@@ -185,6 +185,13 @@ def test_other_things_are_refused(env: Any) -> None:
         EnvSource.from_user(env)
 
 
+def test_a_list_of_functions_is_refused() -> None:
+    with pytest.raises(
+        TypeError, match="one function that makes one environment, got 2 things: num_actors and"
+    ):
+        EnvSource.from_user([fakes.SimpleEnv] * 2)  # type: ignore[arg-type]
+
+
 def test_built_environment_and_empty_id_are_refused() -> None:
     with pytest.raises(TypeError, match=r"pass a function that builds it: lambda: SimpleEnv\(...\)"):
         EnvSource.from_user(fakes.SimpleEnv())  # type: ignore[arg-type]
@@ -391,7 +398,7 @@ class UndeclaredVector(VectorEnv[Any, Any, Any]):
 def test_asyncrl_018() -> None:
     with pytest.raises(
         AutoresetUnknown,
-        match=r"(?s)ASYNC018\].*declares autoreset mode AutoresetMode.SAME_STEP.*set metadata",
+        match=r"(?s)ASYNC018\].*declares autoreset mode AutoresetMode.SAME_STEP.*fix: make it with autoreset_mode=",
     ):
         described(lambda: SyncVectorEnv([fakes.SimpleEnv] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
     with pytest.raises(
