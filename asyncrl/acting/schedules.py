@@ -53,6 +53,10 @@ class RateRange:
                 f"{name} must be a function of progress, which rises from 0 to 1, got one of progress_remaining, which "
                 "falls; write lambda progress: f(1 - progress)"
             )
+        if refused := not_called_with(number, 0.0):
+            raise ValueError(
+                f"{name} must be a function of progress alone, got one whose call fails: {refused}"
+            )
         for progress in (0.0, 0.5, 1.0):
             value = number(progress)
             finite = isinstance(value, int | float | np.number) and math.isfinite(value)
@@ -73,6 +77,17 @@ def parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:
         return tuple(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return ()
+
+
+def not_called_with(function: Callable[..., Any], *values: object) -> str:
+    """Why `function(*values)` does not fit the function's parameters; "" if it does, or they are not known."""
+    try:
+        inspect.signature(function).bind(*values)
+    except TypeError as error:
+        return str(error)
+    except ValueError:
+        return ""
+    return ""
 
 
 def places(first: int, count: int, total: int) -> NDArray[np.float64]:

@@ -292,10 +292,11 @@ class Actor:
         if finite_obs and np.isfinite(rewards).all():
             return
         what, values = ("observation", obs) if not finite_obs else ("reward", rewards)
+        one = "an observation" if not finite_obs else "a reward"
         bad = ~np.isfinite(values).reshape(values.shape[0], -1).all(axis=1)
         env = int(np.flatnonzero(bad)[0])
         raise NonFiniteStep(
-            f"{self.streams.place_of(env)} of actor {self.index} returned a {what} that is NaN or infinite in float32.",
+            f"{self.streams.place_of(env)} of actor {self.index} returned {one} that is NaN or infinite in float32.",
             facts={**self._where(env, actions), what: np.array2string(values[env], threshold=20)},
             fix="mend the environment (a diverged simulation?); nothing of this step was stored",
         )

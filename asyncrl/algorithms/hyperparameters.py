@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from asyncrl.acting.images import NetworkName, choose_network, with_shape
 from asyncrl.acting.layouts import NetworkFactory
-from asyncrl.acting.schedules import Rate
-from asyncrl.algorithms.other_names import unknown_option
+from asyncrl.acting.schedules import Rate, not_called_with, parameters_of
+from asyncrl.algorithms.other_names import refuse_other_value, unknown_option
 from asyncrl.algorithms.preset_files import preset_for
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import Range, check_options
@@ -23,6 +24,16 @@ _ELSEWHERE = {
     "save": "result = Trainer(env, {name}()).learn(total_steps=...), then result.policy.save(path)",
 }
 """Methods of Stable-Baselines3's algorithms, and what to write here."""
+
+
+def _require_factory(network: NetworkFactory) -> None:
+    """Raise TypeError unless `network` can be called as `network(inputs, outputs)`."""
+    must = "network must be a function network(inputs, outputs) that returns a new torch.nn.Module"
+    if hasattr(network, "state_dict") and not isinstance(network, type):
+        raise TypeError(f"{must}, got the module {type(network).__name__}: every network is made by a call")
+    shape = {"observation_shape": ()} if "observation_shape" in parameters_of(network) else {}
+    if refused := not_called_with(partial(network, **shape), 1, 1):
+        raise TypeError(f"{must}, got one whose call fails: {refused}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +84,7 @@ class Hyperparameters:
         for name in options:
             if known and name not in known:
                 raise TypeError(unknown_option(name, known, cls.__name__))
+            refuse_other_value(name, options[name])
         return super().__new__(cls)
 
     if not TYPE_CHECKING:  # a type checker would take every name
@@ -91,6 +103,8 @@ class Hyperparameters:
         if isinstance(self.network, tuple | list):
             object.__setattr__(self, "hidden_sizes", tuple(self.network))
             object.__setattr__(self, "network", "mlp")
+        if callable(self.network):
+            _require_factory(self.network)
         check_options(self, keep=("network",) if callable(self.network) else ())
         if callable(self.learning_rate) and self.learning_rate_schedule != "constant":
             raise ValueError(

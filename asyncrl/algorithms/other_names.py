@@ -23,7 +23,7 @@ CLOSEST = {
     "ppolstm": ("ppo", "with recurrent lstm"),
     "maskableppo": ("ppo", "it reads action_mask in a Dict observation"),
     "ppomask": ("ppo", "it reads action_mask in a Dict observation"),
-    "her": ("sac", "without goals relabelled afterwards: give a dense reward"),
+    "her": ("sac", "it relabels goals of goal environments by itself: n_sampled_goal"),
     "ddqn": ("dqn", "it is double by default"),
     "doubledqn": ("dqn", "it is double by default"),
     "duelingdqn": ("dqn", "with dueling"),
@@ -38,6 +38,36 @@ CLOSEST = {
     "simba": ("sac", ""),
 }
 """Algorithms of other libraries, without signs and in small letters: the closest one here, and a note."""
+
+ATTRIBUTES = {
+    "Trainer": {
+        "predict": "result.policy.predict(obs), of the result of learn()",
+        "save": "result.policy.save(path), of the result of learn(); run_dir keeps the whole run",
+        "policy": "result.policy, of the result of learn()",
+        "get_env": "result.policy.make_env()",
+        "env": "result.policy.make_env()",
+        "num_timesteps": "trainer.snapshot().env_steps",
+        "evaluate": "result.evaluation, or `asyncrl eval RUN`",
+        "train": "trainer.learn(total_steps=...)",
+        "fit": "trainer.learn(total_steps=...)",
+    },
+    "TrainResult": {
+        "predict": "result.policy.predict(obs)",
+        "save": "result.policy.save(path)",
+        "make_env": "result.policy.make_env()",
+        "env_steps": 'result.summary["env_steps"]',
+        "num_timesteps": 'result.summary["env_steps"]',
+        "return_mean": "result.evaluation.return_mean",
+        "mean_reward": "result.evaluation.return_mean",
+        "final_return": "result.evaluation.return_mean",
+        "history": "result.returns and result.evaluations; a run_dir has metrics.jsonl",
+        "metrics": "result.summary; a run_dir has metrics.jsonl",
+    },
+}
+"""Attributes that users of other libraries look for, by class, and what to write here."""
+
+VALUES = {("ent_coef", "auto"): "none tunes it, which is the default"}
+"""Values of other libraries, by option and the beginning of the value, and what to write here."""
 
 TABLE = Path(__file__).with_name("other_names.toml")
 
@@ -109,3 +139,17 @@ def unknown_option(name: str, known: Collection[str], owner: str) -> str:
         return f"{text}: {note}"
     miss = near_miss(name, known)
     return text + (f"; did you mean {miss}?" if miss else "")
+
+
+def unknown_attribute(thing: object, name: str) -> AttributeError:
+    """Error for an attribute that an object lacks, with what to write where another library has that attribute."""
+    own = type(thing).__name__
+    text, hint = f"{own!r} object has no attribute {name!r}", ATTRIBUTES.get(own, {}).get(name)
+    return AttributeError(f"{text}; write {hint}" if hint else text, name=name, obj=thing)
+
+
+def refuse_other_value(name: str, value: object) -> None:
+    """Raise ValueError for a value of another library that has another form here."""
+    hint = VALUES.get((name, value.partition("_")[0])) if isinstance(value, str) else None
+    if hint is not None:
+        raise ValueError(f"{name} has no value {value!r}; {hint}")

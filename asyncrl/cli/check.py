@@ -110,7 +110,7 @@ def _text(facts: dict[str, Any]) -> str:
         "action": facts["action"],
         "episodes": (f"at most {limit:,} steps" if limit else "no time limit")
         + (f"; solved at {facts['reward_threshold']:g}" if facts["reward_threshold"] is not None else ""),
-        "speed": f"{facts['steps_per_second']:,.0f} steps/s in one process; "
+        "speed": f"{rate_text(facts['steps_per_second'])} steps/s in one process; "
         f"built in {facts['build_seconds']:.2f} s, reset in {1000 * facts['reset_seconds']:.1f} ms",
         "random": _random(random),
         "algorithms": ", ".join(facts["algorithms"]) or "none",
@@ -137,8 +137,13 @@ def _listed(names: list[str]) -> str:
     return f"{', '.join(names[:LISTED])} and {len(names) - LISTED} more"
 
 
+def rate_text(per_second: float) -> str:
+    """Return a rate with separators of thousands, below 10 with two digits."""
+    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
+
+
 def _random(random: dict[str, Any]) -> str:
     if not random["episodes"]:
-        return f"no episode ended within {random['steps']:,} steps"
+        return f"no episode ended within {random['steps']:,} step{'s' * (random['steps'] != 1)}"
     mean = f"return {of_return(random['return_mean'])}, {random['length_mean']:.1f} steps on average"
     return f"{random['episodes']:,} episodes, {mean}"

@@ -6,6 +6,7 @@ It is collected from the records, the presets and the table of other libraries' 
 from __future__ import annotations
 
 import argparse
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from asyncrl.algorithms.registry import algorithm_name
 from asyncrl.cli.flags import SHORT, Parser, flag_of, metavar, shown
 from asyncrl.config import TrainerConfig
 from asyncrl.options import Option, describe, near_miss, option_help
+from asyncrl.show.metrics import EVALUATION_METRICS, RUN_METRICS, SECTIONS
 
 RUN = "run"
 WIDTH = 100
@@ -66,17 +68,30 @@ def explain(name: str) -> tuple[str, bool]:
         return _explanation(option, owners), True
     other = other_names().get(option)
     if other is None:
-        records: tuple[type, ...] = (TrainerConfig, *ALGORITHMS.values())
-        miss = near_miss(
-            option, {*other_names(), *(name for record in records for name in option_help(record))}
-        )
-        hint = f"; did you mean {miss}?" if miss else "; `asyncrl train --help ALGO` lists them all"
-        return f"there is no option {option}{hint}", False
+        return _unknown(name, option), False
     said = f"{option} is the name of another library" + (f": {other.note}" if other.note else "")
     found = [_explanation(ours, where) for ours in other.ours if (where := _owners(ours))]
     if other.ours:
         said = said.replace(" library", f" library; asyncrl calls it {' or '.join(other.ours)}", 1)
     return "\n\n".join([textwrap.fill(said, WIDTH, break_on_hyphens=False), *found]), True
+
+
+def _unknown(name: str, option: str) -> str:
+    """Hint for a name that is no option, here or elsewhere; one of our options is named before another library's."""
+    if algorithm_name(name) in ALGORITHMS:
+        return f"{name} is an algorithm; `asyncrl train --help {algorithm_name(name)}` lists its options"
+    if re.fullmatch(r"ASYNC\d+", name):
+        return f"{name} is the code of an error or a warning; docs/troubleshooting.md explains it"
+    metric = next((row for row in (*RUN_METRICS, *EVALUATION_METRICS) if row.name == name), None)
+    if metric is not None:
+        return f"{name} is a metric: {metric.help}" + (f" ({metric.unit})" if metric.unit else "")
+    if name.partition("/")[0] in SECTIONS and "/" in name:
+        return f"{name} looks like a metric; docs/metrics.md and the pages of the algorithms explain them"
+    records: tuple[type, ...] = (TrainerConfig, *ALGORITHMS.values())
+    ours = {known for record in records for known in option_help(record)}
+    miss = near_miss(option, ours) or near_miss(option, other_names())
+    hint = f"; did you mean {miss}?" if miss else "; `asyncrl train --help ALGO` lists them all"
+    return f"there is no option {option}{hint}"
 
 
 def _owners(option: str) -> dict[str, Option]:

@@ -73,7 +73,8 @@ class Parser(argparse.ArgumentParser):
     Args:
         usage: the command's name and its arguments.
         description: what the command does.
-        answer: returns a hint for an unknown flag, or None to name the most similar flag instead.
+        answer: returns a hint for an unknown flag, or None to name the most similar flag instead. A hint that begins
+            with the flag is the whole text.
         options: of `argparse.ArgumentParser`.
     """
 
@@ -108,7 +109,7 @@ class Parser(argparse.ArgumentParser):
         """Report an unknown flag and exit with code 2."""
         answer = self._answer(name)
         if answer is not None:
-            self.error(f"unknown option {name}; {answer}")
+            self.error(answer if answer.startswith(f"{name} ") else f"unknown option {name}; {answer}")
         self.unknown("option", name, near_flag(name, list(self._option_string_actions)))
 
     def unknown(self, what: str, name: str, miss: str | None) -> NoReturn:

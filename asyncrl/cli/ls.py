@@ -164,4 +164,4 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
     ]
     if not any(row["pid"] for row in rows):
         header, cells = header[:-1], [own[:-1] for own in cells]
-    return text_table(header, cells, right=("seed", "steps", "best", "final", "age", "pid"))
+    return text_table(header, cells, right=("seed", "steps", "best", "final", "age", "pid"), whole=("run",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ def make_parser(algorithm: str | None = None) -> Parser:
     parser = Parser(
         "resume RUN [--steps +100k] [options]",
         "Go on with a run in its directory, from its last checkpoint. Options that are given change.",
-        answer=_answer,
+        answer=partial(_answer, algorithm),
     )
     parser.add_argument("RUN", help="directory of the run")
     parser.add_argument(
@@ -55,10 +56,17 @@ def make_parser(algorithm: str | None = None) -> Parser:
     return parser
 
 
-def _answer(flag: str) -> str | None:
-    """Hint for the flag of an option that must not change."""
-    name = flag.removeprefix("--").removeprefix("no-").rpartition(".")[2].replace("-", "_")
-    return f"it may not change when a run goes on: {FIXED[name]}" if name in FIXED else None
+def _answer(algorithm: str | None, flag: str) -> str | None:
+    """Hint for the flag of an option that must not change, or of another algorithm than the run's (None: no run)."""
+    owner, _, option = flag.removeprefix("--").removeprefix("no-").rpartition(".")
+    name = option.replace("-", "_")
+    if name in FIXED:
+        return f"{flag} may not change when a run goes on: {FIXED[name]}"
+    if owner not in ALGORITHMS or owner == algorithm:
+        return None
+    if algorithm is None:
+        return f"{flag} changes a run of {owner}, and no argument is the directory of a run"
+    return f"{flag} is an option of {owner}, and the run is of {algorithm}"
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -16,6 +16,7 @@ def text_table(
     header: Sequence[str],
     rows: Sequence[Sequence[str]],
     right: Sequence[str] = (),
+    whole: Sequence[str] = (),
 ) -> str:
     """Columns two spaces apart, in lines of at most 118 characters: the widest columns are shortened to fit.
 
@@ -23,11 +24,13 @@ def text_table(
         header: titles of the columns.
         rows: cells.
         right: titles of the right-aligned columns.
+        whole: titles of columns that are not shortened, as their cells are to be copied; lines may be longer then.
     """
     table = [list(header), *([_escaped(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
-    while sum(widths) + 2 * (len(widths) - 1) > WIDEST:
-        widest = max(range(len(widths)), key=widths.__getitem__)
+    may_be_cut = [column for column, title in enumerate(header) if title not in whole]
+    while may_be_cut and sum(widths) + 2 * (len(widths) - 1) > WIDEST:
+        widest = max(may_be_cut, key=widths.__getitem__)
         if widths[widest] <= 8:
             break
         widths[widest] -= 1

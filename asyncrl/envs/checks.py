@@ -173,9 +173,11 @@ def autoreset_mode(name: str, env: Any) -> str:
     said = (
         "does not declare its autoreset mode" if declared is None else f"declares autoreset mode {declared}"
     )
-    where = "its class" if declared is None else "its constructor (or gymnasium.make_vec)"
     fix = (
-        f'set metadata["autoreset_mode"] = gymnasium.vector.AutoresetMode.NEXT_STEP (or DISABLED) in {where}'
+        'set metadata["autoreset_mode"] = gymnasium.vector.AutoresetMode.NEXT_STEP (or DISABLED) in its class'
+        if declared is None
+        else "make it with autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP (or DISABLED), which the vectors of "
+        "gymnasium take; a vector of your own must reset so"
     )
     if declared is None:
         fix += (
@@ -217,8 +219,11 @@ def _no_array(name: str, space: Any, in_vector: bool) -> SpacesDoNotFit:
         odd = [f"{key!r} is {type(part).__name__}" for key, part in parts if not _is_taken(part)]
         is_what += ", and its part " + ", ".join(odd) if odd else " without a part that is an array"
         fix = "leave that part out or turn it into a Box: wrap the environment in a gymnasium.ObservationWrapper"
+    elif is_what in ("Dict", "Tuple"):
+        is_what += " without parts"
+        fix = "give the policy something to see, such as a constant: a Box of shape (1,)"
     return SpacesDoNotFit(
-        f"A stream holds one array per step, but the observation space of {name} is {is_what}.",
+        f"An observation must be an array or made of arrays, but the observation space of {name} is {is_what}.",
         facts={"observation space": space},
         fix=fix,
     )
@@ -411,6 +416,8 @@ def check_observation(
             return np.asarray(obs, dtype)
     if not isinstance(obs, (np.ndarray, np.generic)):
         got, fix = _shape_of(obs), f"return np.asarray(obs, dtype=np.{dtype.name})"
+        if obs is None or isinstance(obs, str | bytes):
+            fix = "return an observation of observation_space"
     else:
         got = f"{obs.dtype.name} of shape {obs.shape}"
         fix = f"return obs.astype(np.{dtype.name})" if obs.shape == shape else f"return obs.reshape({shape})"

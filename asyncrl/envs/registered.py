@@ -88,6 +88,14 @@ def find(name: str, main_only: bool = False) -> GymnasiumSpec | Callable[..., An
 
 
 def _imported(module: str, name: str) -> Any:
+    if "/" in module or module.endswith(".py"):
+        stem, inside = module.removesuffix(".py"), not module.startswith(("/", "..", "~"))
+        stem = stem.removeprefix("./").replace("/", ".") if inside else stem.rpartition("/")[2]
+        raise UnknownEnvironment(
+            f"There is no environment {name}: {module} is the path of a file, not the name of a module.",
+            fix=f"write {stem}:{name.rpartition(':')[2]}"
+            + ("" if inside else ", in the folder of that file"),
+        )
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -118,8 +126,17 @@ def _unknown(name: str, env_id: str, reason: str, main_only: bool) -> UnknownEnv
     fix = f'pip install "asyncrl[{extra}]"' if extra else _of_library(env_id)
     if env_id.endswith(".py"):
         fix = f"name a class or a function of the file: {env_id[:-3].replace('/', '.')}:NAME"
+    fix = fix or _of_module(env_id)
     fix = fix or "correct the id, or import the package that registers it ('package:Env-v0')"
     return UnknownEnvironment(f"There is no environment {name}.", facts=facts, fix=fix)
+
+
+def _of_module(name: str) -> str:
+    """Fix for a module's name in place of an id, `mine` or `mine.Env`; "" if no such module can be imported."""
+    module, _, inside = name.partition(".")
+    if not module.isidentifier() or importlib.util.find_spec(module) is None:
+        return ""
+    return f"name a class or a function of the module: {module}:{inside or 'NAME'}"
 
 
 def _of_library(env_id: str) -> str:

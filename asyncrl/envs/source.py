@@ -55,6 +55,10 @@ EnvKind = Literal["id", "changed", "spec", "factory"]
 """Kind of source of an environment; see `EnvSource`."""
 
 
+_EXAMPLES = {"observation_space": "Box(-1.0, 1.0, (4,))", "action_space": "Discrete(2)"}
+"""The two spaces of an environment, and one of gymnasium.spaces for each, for an error's text."""
+
+
 @dataclass(frozen=True)
 class EnvSource:
     """Picklable description of an environment, from which it is built.
@@ -102,6 +106,11 @@ class EnvSource:
             raise TypeError(
                 "env must be an id, a gymnasium EnvSpec or a zero-argument factory, got an environment "
                 f"({made}), and actors make their own; pass {what}a function that builds it: lambda: {made}(...)"
+            )
+        if isinstance(env, list | tuple):
+            raise TypeError(
+                f"env must be one function that makes one environment, got {len(env)} things: num_actors and "
+                "envs_per_actor say how many are made of it"
             )
         if not callable(env):
             raise TypeError(
@@ -273,13 +282,13 @@ class EnvSource:
 
     def _require_spaces(self, env: gymnasium.Env[Any, Any]) -> None:
         """Raise `EnvironmentNotBuilt` (ASYNC004) unless the environment has both spaces."""
-        lacking = [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]
+        lacking = [name for name in _EXAMPLES if getattr(env, name, None) is None]
         if lacking:
             names = " and ".join(lacking)
             raise EnvironmentNotBuilt(
                 f"The environment {self.name} has no {names}.",
                 facts={"class": type(env.unwrapped).__qualname__},
-                fix="set it in __init__, for example self.action_space = gymnasium.spaces.Discrete(2)",
+                fix=f"set it in __init__, for example self.{lacking[0]} = gymnasium.spaces.{_EXAMPLES[lacking[0]]}",
             )
 
     def _needs_package(self, error: Exception) -> UnknownEnvironment:
@@ -290,6 +299,12 @@ class EnvSource:
             fix=f'pip install "asyncrl[{extra}]"' if extra else "install that package",
         )
 
+    def _wrapper_of(self, what: str) -> str:
+        """Name of the wrapper whose constructor an error's text names; "" if it is none of the wrappers."""
+        wrappers = unpack_changes(self.payload)[2] if self.kind == "changed" else ()
+        named = re.search(r"(\w+)\.__init__\(\)", what)
+        return named[1] if named and any(w.endswith(f":{named[1]}") for w in wrappers) else ""
+
     def _not_built(self, what: str, trace: str) -> EnvironmentNotBuilt:
         fix = "make it build in a fresh process; it is not tried again"
         if self.kind == "changed" and unpack_changes(self.payload)[1]:
@@ -298,12 +313,20 @@ class EnvSource:
             )
         if "ModuleNotFoundError" in what or "ImportError" in what:
             fix = "actors import by name what is not defined in the main script: put that module on sys.path"
+        if "mujoco v2 and v3 based environments" in what:
+            fix = 'write the newest version of its id, Name-v5, with pip install "asyncrl[mujoco]"'
         if "unexpected keyword argument" in what:
             fix = (
                 "correct env_kwargs (--env-kwargs), or those of evaluations (eval_env_kwargs, eval_levels): "
                 "the names are those of the constructor's arguments"
             )
-        if missing := _missing_arguments(what):
+        missing = _missing_arguments(what)
+        if missing and (wrapper := self._wrapper_of(what)):
+            fix = (
+                f"write a function that gives it, in a module of your own: def wrap(env): return {wrapper}(env, "
+                f"{', '.join(f'{name}=...' for name in missing)}), and name it: --wrapper my_module:wrap"
+            )
+        elif missing:
             given = ", ".join(f"{name!r}: ..." for name in missing)
             fix = (
                 f"give it: --env-kwargs {' '.join(f'{name}:...' for name in missing)}, env_kwargs={{{given}}}"

@@ -78,7 +78,9 @@ def try_out(source: EnvSource, seconds: float, report: Callable[[Trial], None] =
             lambda: {"step": walk.steps, "seed": _SEED},
         ):
             walk.go(obs, seconds)
-            of_seeds = _of_seeds(env, spec)
+            # As many steps as fit into `seconds`, and one at least: a slow environment is not stepped for a minute.
+            fit = int(seconds * walk.steps / walk.seconds)
+            of_seeds = _of_seeds(env, spec, min(_COMPARED_STEPS, max(1, fit)))
         trial = Trial(
             spec,
             built,
@@ -155,18 +157,19 @@ class _Walk:
                 f"rewards reach from {self.low:g} to {self.high:g}: scale them (reward_scale, a wrapper)"
             )
         if self.spec.max_episode_steps is None and not self.lengths:
-            found.append(f"no episode ended within {self.steps:,} steps, and there is no time limit")
+            steps = f"{self.steps:,} step{'s' * (self.steps != 1)}"
+            found.append(f"no episode ended within {steps}, and there is no time limit")
         return found
 
 
-def _of_seeds(env: Any, spec: EnvSpec) -> list[str]:
-    """Return a sentence if the same seed does not give the same episode, else an empty list."""
+def _of_seeds(env: Any, spec: EnvSpec, steps: int) -> list[str]:
+    """Return a sentence if the same seed does not give the same `steps` steps, else an empty list."""
     runs = []
     for _ in range(2):
         obs, _ = env.reset(seed=_SEED)
         env_checks.seed_actions(env)
         seen = [np.array(obs)]
-        for _ in range(_COMPARED_STEPS):
+        for _ in range(steps):
             obs, _, terminated, truncated, _ = env.step(env_checks.random_action(env, spec, obs))
             seen.append(np.array(obs))
             if np.any(terminated) or np.any(truncated):  # also of one agent of several

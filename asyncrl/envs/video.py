@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -51,6 +52,9 @@ def require_video(path: Path) -> None:
     if not path.parent.is_dir():
         what = f"the video cannot be written: there is no folder {path.parent}"
         raise ConfigurationError(what, facts=facts, fix="make the folder, or name another one")
+    if not os.access(path.parent, os.W_OK):
+        what = f"the video cannot be written: the folder {path.parent} may not be written to"
+        raise ConfigurationError(what, facts=facts, fix="name another folder")
     if importlib.util.find_spec("imageio_ffmpeg") is None:
         what = "a video needs the package imageio-ffmpeg, which is not installed"
         raise ConfigurationError(what, facts=facts, fix='pip install "asyncrl[video]"')
@@ -167,7 +171,8 @@ class VideoWriter:
         if ffmpeg is not None:
             ffmpeg.kill()
             ffmpeg.wait()
-            self._unfinished.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a folder that became read-only; `_finish` reports it
+                self._unfinished.unlink(missing_ok=True)
 
     def __enter__(self) -> VideoWriter:
         return self

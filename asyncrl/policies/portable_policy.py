@@ -267,7 +267,7 @@ class PortablePolicy(TrainedPolicy):
             return array
         array = array - np.array(kind.start or 0, np.int64)
         if ((array < 0) | (array >= (kind.n if isinstance(kind, DiscreteAction) else kind.nvec))).any():
-            raise ValueError(f"action must be one of {self.spec.name}, got {action!r}")
+            raise ValueError(f"action must be an action of {self.spec.name}, got {action!r}")
         return array
 
     @cached_property

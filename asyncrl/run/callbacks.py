@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -146,6 +146,8 @@ def checked(callbacks: Sequence[Any]) -> tuple[Any, ...]:
         TypeError: an object has none of the methods, is a class, has a method that is a coroutine function, or one for
             an event that does not exist.
     """
+    if not isinstance(callbacks, Iterable):
+        raise TypeError(f"callbacks must be a list, got {type(callbacks).__name__}; write callbacks=[...]")
     callbacks = tuple(callbacks)
     for index, callback in enumerate(callbacks):
         _check(index, callback)

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asyncrl.algorithms.other_names import unknown_attribute
 from asyncrl.policies.portable_policy import BestPolicy, PortablePolicy
 from asyncrl.show.metrics import EvaluationResult
 from asyncrl.show.notebook import ACCENT, LINE, MUTED, box
@@ -62,6 +63,11 @@ class TrainResult:
         from asyncrl.policies.film import film
 
         return film(self.policy if self.best is None else self.best.policy, episodes, max_seconds)
+
+    if not TYPE_CHECKING:  # a type checker would take every name
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_attribute(self, name)
 
     def __repr__(self) -> str:
         figures = (f"{label} {value}" for label, value in self._figures().items() if label != "files")

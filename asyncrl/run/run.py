@@ -58,10 +58,12 @@ from asyncrl.envs.observations import unread_text
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import (
     AsyncRLError,
+    ResourceError,
     StoppedWhileStarting,
     TextLeftOut,
     TrainingDiverged,
     describe_error,
+    error_text,
     single_error,
 )
 from asyncrl.interfaces import EnvSpec, SelfPlay
@@ -448,7 +450,11 @@ class Run:
         actor_seed, evaluator_seed, core_seed = seeds
         self.thread = LearnerThread(config.torch_threads)
         stack.callback(self.thread.close)
-        self.policy = make_policy(algorithm, spec)
+        try:
+            self.policy = make_policy(algorithm, spec)
+        except MemoryError as error:
+            what = f"The network does not fit in memory: {error_text(error)}"
+            raise ResourceError(what, fix="make it smaller, by hidden_sizes or network") from error
         first = await self._policy_to_begin_with()
         device = choose_device(config.device, self.policy.weight_count)
         own_device = take_own_gpu(device)

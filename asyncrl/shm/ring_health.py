@@ -70,7 +70,9 @@ def fault_of(
     """
     if not between[0] <= granted <= between[1]:
         return f"granted is {granted}, and {between[1]} rows were granted"
-    steps, episodes, published = (int(header[word]) for word in (STEPS, EPISODES, PUBLISHED))
+    # What the grant bounds is read before the grant: rows that are granted meanwhile may be written meanwhile.
+    counts = (STEPS, EPISODES, PUBLISHED, TIMED_ROWS)
+    steps, episodes, published, timed = (int(header[word]) for word in counts)
     most = load_word_last(header, GRANTED)
     ranges = (
         ("published", published, max(0, granted - num_slots), most),
@@ -82,7 +84,7 @@ def fault_of(
         ("nanoseconds of inference", int(header[INFERENCE_NS]), 0, _MOST),
         ("nanoseconds of environments", int(header[ENV_NS]), 0, _MOST),
         ("nanoseconds of writing", int(header[WRITE_NS]), 0, _MOST),
-        ("timed rows", int(header[TIMED_ROWS]), 0, most),
+        ("timed rows", timed, 0, most),
         ("life", int(header[INCARNATION]), 0, _MOST),
         ("exploration rate", int(header[EXPLORATION]), 0, _MOST),
         ("waiting", int(header[WAITING]), 0, 1),

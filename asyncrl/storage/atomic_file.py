@@ -33,9 +33,14 @@ def replaced_atomically(path: Path, *, mode: int = 0o666, durable: bool = True) 
         OSError: it cannot be written.
     """
     # In the same directory, so that the rename stays within one file system; the pid separates two writers.
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)  # left by a killed process with this id
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        temporary.unlink(missing_ok=True)  # left by a killed process with this id
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    except OSError as error:  # of the caller's file, not of one that he has never heard of
+        raise OSError(error.errno, error.strerror, str(path)) from None
     try:
         with open(descriptor, "wb") as file:
             yield file

@@ -27,6 +27,8 @@ R = TypeVar("R")
 ALGORITHM = "algorithm"
 """Key of a user's algorithm, `module:Class`."""
 
+CONFIG_NAME = "config.toml"
+"""Name of the file in a run's directory."""
 TRAINER = "trainer"
 """Name of the table with the fields of `TrainerConfig`."""
 
@@ -89,7 +91,12 @@ def _parse(file: Path) -> dict[str, Any]:
         return _with_algorithm(tomllib.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
         what = f"the configuration file cannot be read: {error.strerror}"
-        raise ConfigurationError(what, facts={"file": file}, fix="check the path") from error
+        fix = (
+            f"name the file in it: {file / CONFIG_NAME}"
+            if (file / CONFIG_NAME).is_file()
+            else "check the path"
+        )
+        raise ConfigurationError(what, facts={"file": file}, fix=fix) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         why = "it is nested too deep" if isinstance(error, RecursionError) else error
         what = f"{file.name} is not a TOML file: {why}"

@@ -290,6 +290,8 @@ def _table(
     if len(start) < _DIGEST.stop:
         raise _Damage("length", f"{size} bytes are there, a header alone has more than {_DIGEST.stop}")
     (length,) = _LENGTH.unpack_from(start)
+    if start[_LENGTH.size : _LENGTH.size + 1] != _START[:1]:
+        raise _Damage("header", "it is not a file that asyncrl wrote")
     if length > min(size - _LENGTH.size, MAX_HEADER_BYTES):
         most = f"{size - _LENGTH.size} are there, at most {MAX_HEADER_BYTES} are read"
         raise _Damage("length", f"the header has {length} bytes, {most}")

@@ -78,6 +78,17 @@ class RunOptions(TypedDict, total=False):
     on_end: str | None
 
 
+def refuse_swapped(env: Any, algorithm: Any) -> None:
+    """Raise TypeError if `env` is an algorithm, a name or a record, and so perhaps `algorithm` the environment."""
+    named = isinstance(env, str) and algorithm_name(env) in ALGORITHMS
+    if named or hasattr(env, "update_loop"):
+        kind = env if isinstance(env, type) else type(env)
+        record = repr(env) if named else f"{kind.__name__}(...)"
+        other = isinstance(algorithm, str) and algorithm_name(algorithm) not in ALGORITHMS
+        first = repr(algorithm) if other else "'CartPole-v1'"
+        raise TypeError(f"the environment comes first, then the algorithm: write Trainer({first}, {record})")
+
+
 def algorithm_and_options(
     algorithm: Algorithm | str, env: str, options: dict[str, Any]
 ) -> tuple[Algorithm, dict[str, Any]]:

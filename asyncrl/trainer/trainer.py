@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Never, Self, Unpack
 
 from asyncrl.actors.forkserver import ForkServer
+from asyncrl.algorithms.other_names import unknown_attribute
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.changes import described
 from asyncrl.envs.source import EnvSource
@@ -43,6 +44,7 @@ from asyncrl.trainer.arguments import (
     RunOptions,
     algorithm_and_options,
     check_learn_arguments,
+    refuse_swapped,
     require_data,
     require_policies,
     require_steps,
@@ -109,6 +111,7 @@ class Trainer(ShownByCard):
         server: ForkServer | None = None,
         **options: Unpack[RunOptions],
     ) -> None:
+        refuse_swapped(env, algorithm)
         wrappers = options.pop("wrappers", ())
         wrappers = tuple(wrappers.split(",") if isinstance(wrappers, str) else wrappers)
         eval_env = options.pop("eval_env", None)
@@ -221,6 +224,11 @@ class Trainer(ShownByCard):
         self._snapshot: Snapshot | None = None
         self._listeners: list[Callable[[Snapshot], None]] = []
         self._callbacks: tuple[Any, ...] = ()
+
+    if not TYPE_CHECKING:  # a type checker would take every name
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_attribute(self, name)
 
     # --- running -----------------------------------------------------------------------------------------------------
 
@@ -374,7 +382,10 @@ class Trainer(ShownByCard):
         called = checked(callbacks)
         with self._lock:
             if self._thread is not None:
-                raise RuntimeError("this trainer has run already; make a new Trainer")
+                raise RuntimeError(
+                    "this trainer has run already; make a new Trainer, or go on with a run that has a directory: "
+                    "Trainer.resume(run_dir, total_steps='+100k').learn()"
+                )
             running.refuse_at_exit()
             self.config, self._callbacks = config, called
             if self._server is None:

@@ -283,7 +283,7 @@ def test_non_finite_first_observation_is_refused(benches: list[Bench]) -> None:
         def observe(self) -> Any:
             return np.array([np.nan, 0], np.float32)
 
-    with pytest.raises(NonFiniteStep, match=r"ASYNC011\].*observation that is NaN or infinite"):
+    with pytest.raises(NonFiniteStep, match=r"ASYNC011\].* returned an observation that is NaN"):
         make(benches, Broken).actor()
 
 

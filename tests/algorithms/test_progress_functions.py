@@ -143,6 +143,10 @@ def test_exploration_follows_its_function_over_its_steps() -> None:
             r"exploration must be at least 0 and at most 1, got 2.0 at progress 1.0",
         ),
         (
+            {"learning_rate": lambda: 1e-3},
+            "learning_rate must be a function of progress alone, got one whose call fails: too many positional arg",
+        ),
+        (
             {"learning_rate": lambda progress_remaining: progress_remaining},
             r"rises from 0 to 1, got one of progress_remaining, .*; write lambda progress: f\(1 - progress\)",
         ),

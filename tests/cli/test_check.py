@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from asyncrl.cli.check import rate_text
 from asyncrl.cli.main import main
 from asyncrl.envs import trial as trial_module
 from asyncrl.envs.source import EnvSource
@@ -82,6 +83,23 @@ def test_a_sound_environment_has_no_problem() -> None:
 )
 def test_what_is_odd_is_said(fault: str, text: str) -> None:
     assert any(problem.startswith(text) for problem in problems(fault)), problems(fault)
+
+
+def test_a_slow_environment_is_stepped_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(Odd):
+        steps = 0
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            self.steps += 1
+            # One to check the API, then a second's worth, three times.
+            assert self.steps <= 5, "too many steps for one second"
+            return super().step(action)
+
+    looks = itertools.count()
+    monkeypatch.setattr(trial_module, "time", SimpleNamespace(perf_counter=lambda: 0.6 * next(looks)))
+    trial = try_out(EnvSource.from_user(lambda: Counting("endless")), 1.0)
+    assert rate_text(trial.steps_per_second) == "1.7" and rate_text(1234.5) == "1,234"
+    assert any(problem.startswith("no episode ended within ") for problem in trial.problems)
 
 
 def test_rewards_that_are_not_finite_are_in_no_mean() -> None:

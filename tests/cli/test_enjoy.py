@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -188,6 +189,8 @@ def test_what_cannot_be_shown_is_said_before_anything_starts(
     assert "it has no render modes" in refusal(capsys, save(tmp_path / "none", Coloured), *video)
     vector = save(tmp_path / "vector", lambda: gymnasium.make_vec("CartPole-v1", num_envs=2))
     assert "makes a vector of environments" in refusal(capsys, vector, *video)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    assert f"the folder {tmp_path} may not be written to" in refusal(capsys, str(tmp_path / "vector"), *video)
     assert not (tmp_path / "out.mp4").exists()
 
 
@@ -266,6 +269,21 @@ def test_a_video_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     ):
         for _ in range(100):
             writer.write(np.zeros((200, 300, 3), np.uint8))
+
+
+def test_a_folder_that_became_read_only_is_reported_as_the_video(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    (tmp_path / "x.mp4").mkdir()
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with (
+        pytest.raises(errors.ResourceError, match="the video cannot be written"),
+        VideoWriter(tmp_path / "x.mp4", 5.0) as writer,
+    ):
+        writer.write(np.zeros((200, 300, 3), np.uint8))
 
 
 def test_ctrl_c_finishes_the_video_and_is_reported_as_itself(tmp_path: Path) -> None:

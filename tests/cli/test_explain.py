@@ -76,6 +76,13 @@ def test_an_unknown_option(capsys: pytest.CaptureFixture[str]) -> None:
         "there is no option sampels_per_insert; did you mean samples_per_insert?",
         False,
     )
+    assert explain("final_episodes")[0].endswith("did you mean eval_episodes?")
+    assert explain("PPO")[0] == "PPO is an algorithm; `asyncrl train --help ppo` lists its options"
+    assert explain("ASYNC012")[0].startswith("ASYNC012 is the code of an error")
+    assert explain("rollout/ep_len_mean")[0].endswith(
+        "a metric: Mean length of the last 100 training episodes (steps)"
+    )
+    assert "docs/metrics.md" in explain("train/approx_kl")[0]
     assert explain("nonsense")[0] == "there is no option nonsense; `asyncrl train --help ALGO` lists them all"
     with pytest.raises(SystemExit) as stop:
         main(["explain", "--sampels-per-insert"])

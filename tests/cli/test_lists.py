@@ -263,6 +263,15 @@ def test_tables_keep_to_118_characters() -> None:
     assert "aaa~aaa" in lines[1] and lines[2].endswith("1,000")
 
 
+def test_names_that_are_copied_are_not_shortened() -> None:
+    rows = [["run" * 15, "b" * 90, "1"], ["short", "c", "1,000"]]
+    lines = text_table(("run", "algo", "steps"), rows, right=("steps",), whole=("run",)).splitlines()
+    assert lines[1].startswith("run" * 15 + "  b") and "bbb~bbb" in lines[1] and len(lines[1]) == 118
+    rows[0][0] = "run" * 60
+    lines = text_table(("run", "algo", "steps"), rows, right=("steps",), whole=("run",)).splitlines()
+    assert lines[1].startswith("run" * 60 + "  bbb~bbbb  ")
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.2, "0 s"), (59, "59 s"), (60, "1 min"), (3700, "1 h"), (200_000, "2 d")],

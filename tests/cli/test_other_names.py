@@ -7,11 +7,13 @@ import pickle
 from typing import Any
 
 import pytest
+from torch import nn
 
-from asyncrl import DQN, PPO, SAC, Trainer
+from asyncrl import DQN, PPO, SAC, Callback, Trainer, TrainResult
 from asyncrl.algorithms import ALGORITHMS
-from asyncrl.algorithms.other_names import CLOSEST, other_names
+from asyncrl.algorithms.other_names import ATTRIBUTES, CLOSEST, other_names
 from asyncrl.algorithms.registry import algorithm_name
+from asyncrl.cli.main import main
 from asyncrl.cli.train import parse
 from asyncrl.cli.train_flags import NOT_A_FIELD, answer
 from asyncrl.config import TrainerConfig
@@ -184,7 +186,7 @@ def test_keyword_arguments(make: object, text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("her", "asyncrl has no HER; closest is sac (without goals"),
+        ("her", "asyncrl has no HER; closest is sac (it relabels goals"),
         ("TRPO", "asyncrl has no TRPO; closest is ppo (target_kl"),
         ("a3c", "asyncrl has no A3C; closest is a2c (the actors"),
         ("recurrent_ppo", "asyncrl has no RECURRENT_PPO; closest is ppo (with recurrent lstm)"),
@@ -233,6 +235,31 @@ def test_the_environment_is_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
             lambda: Trainer(env="CartPole-v1", n_envs=4),
             "Trainer has no option 'n_envs'; asyncrl calls it envs_per_actor",
         ),
+        (
+            lambda: Trainer("ppo", "CartPole-v1"),
+            "the environment comes first, then the algorithm: write Trainer('CartPole-v1', 'ppo')",
+        ),
+        (
+            lambda: Trainer(PPO(), "Acrobot-v1"),
+            "the environment comes first, then the algorithm: write Trainer('Acrobot-v1', PPO(...))",
+        ),
+        (
+            lambda: Trainer(PPO),
+            "the environment comes first, then the algorithm: write Trainer('CartPole-v1', PPO(",
+        ),
+        (
+            lambda: trainer().learn(10, callbacks=Callback()),
+            "callbacks must be a list, got Callback; write callbacks=[",
+        ),
+        (
+            lambda: PPO(network=nn.Linear(4, 2)),
+            "network must be a function network(inputs, outputs) that returns",
+        ),
+        (
+            lambda: DQN(network=lambda: nn.Linear(4, 2)),
+            "network must be a function network(inputs, outputs) that returns a new torch.nn.Module, got one whose "
+            "call fails: too many positional arguments",
+        ),
     ],
 )
 def test_what_users_of_other_libraries_write_first(make: object, text: str) -> None:
@@ -260,6 +287,43 @@ def test_methods_of_stable_baselines3_are_answered(name: str, text: str) -> None
         getattr(PPO(), name)
     assert str(error.value).startswith(text)
     assert copy.copy(PPO(gamma=0.5)) == pickle.loads(pickle.dumps(PPO(gamma=0.5))) == PPO(gamma=0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("predict", "'Trainer' object has no attribute 'predict'; write result.policy.predict(obs)"),
+        ("save", "'Trainer' object has no attribute 'save'; write result.policy.save(path)"),
+        ("zzz", "'Trainer' object has no attribute 'zzz'"),
+    ],
+)
+def test_methods_of_a_model_are_answered(name: str, text: str) -> None:
+    with pytest.raises(AttributeError) as error:
+        getattr(trainer(), name)
+    assert str(error.value).startswith(text)
+    result: Any = TrainResult(None, None, "stopped", {}, None)  # type: ignore[arg-type]
+    with pytest.raises(
+        AttributeError, match=r"'TrainResult' .* 'env_steps'; write result\.summary\[\"env_steps\"\]"
+    ):
+        result.env_steps  # noqa: B018
+    assert copy.copy(result) == result and not hasattr(result, "zzz")
+
+
+def test_what_is_answered_is_there() -> None:
+    """No answer stands beside an attribute that exists, which would never be seen."""
+    classes = {"Trainer": Trainer, "TrainResult": TrainResult}
+    assert classes.keys() == ATTRIBUTES.keys()
+    assert not [name for own, names in ATTRIBUTES.items() for name in names if hasattr(classes[own], name)]
+
+
+@pytest.mark.parametrize("value", ["auto", "auto_0.1"])
+def test_the_automatic_entropy_coefficient(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = f"ent_coef has no value {value!r}; none tunes it, which is the default"
+    with pytest.raises(ValueError, match=text):
+        SAC(ent_coef=value)  # type: ignore[arg-type]
+    with pytest.raises(SystemExit):
+        main(["train", "Pendulum-v1", "--algo", "sac", "--sac.ent-coef", value])
+    assert text in capsys.readouterr().err.replace("\n ", "")
 
 
 def trainer() -> Any:

@@ -17,7 +17,11 @@ from asyncrl.storage.checkpoint_meta import CheckpointMeta
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for arguments, text in (
         (["resume"], "the following arguments are required: RUN"),
-        (["resume", str(tmp_path), "--seed", "1"], "it may not change when a run goes on"),
+        (["resume", str(tmp_path), "--seed", "1"], "error: --seed may not change when a run goes on"),
+        (
+            ["resume", str(tmp_path), "--dqn.gamma", "0.9"],
+            "error: --dqn.gamma changes a run of dqn, and no argument is",
+        ),
         (["resume", str(tmp_path), "--stepz", "1"], "did you mean --steps?"),
     ):
         with pytest.raises(SystemExit) as stop:
@@ -45,6 +49,18 @@ def test_a_value_outside_its_range_is_reported_like_a_wrong_flag(
     save(run / "checkpoints" / "latest", {"core": {}, "run": {"rows": None}}, meta)
     assert main(["resume", str(run), *arguments]) == 2
     assert capsys.readouterr().err == f"asyncrl resume: error: {text}\n"
+
+
+def test_an_option_of_another_algorithm_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run")
+    with pytest.raises(SystemExit):
+        main(["resume", str(run), "--ppo.gamma", "0.9"])
+    assert "error: --ppo.gamma is an option of ppo, and the run is of dqn\n" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["resume", str(run), "--dqn.gama", "0.9"])
+    assert "did you mean --dqn.gamma?" in capsys.readouterr().err
 
 
 def test_options_are_those_that_may_change() -> None:

@@ -158,6 +158,23 @@ def test_classes_of_modules_are_environments(in_folder: Path) -> None:
         EnvSource.from_user("module_in_folder:not_callable").build()
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("./module_in_folder.py:Tiny", "write module_in_folder:Tiny"),
+        ("module_in_folder.py:Tiny", "write module_in_folder:Tiny"),
+        ("some/where.py:Tiny", "write some.where:Tiny"),
+        ("/some/where.py:Tiny", "write where:Tiny, in the folder of that file"),
+        ("module_in_folder", "name a class or a function of the module: module_in_folder:NAME"),
+        ("module_in_folder.Tiny", "name a class or a function of the module: module_in_folder:Tiny"),
+    ],
+)
+def test_files_and_modules_in_place_of_an_id_are_answered(in_folder: Path, name: str, fix: str) -> None:
+    with pytest.raises(UnknownEnvironment) as unknown:
+        EnvSource.from_user(name).build()
+    assert unknown.value.fix == fix
+
+
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
@@ -179,6 +196,9 @@ def test_mistakes_name_what_to_mend() -> None:
     with pytest.raises(UnknownEnvironment) as unknown:
         EnvSource.from_user("envs/mine.py").build()
     assert unknown.value.fix == "name a class or a function of the file: envs.mine:NAME"
+    with pytest.raises(EnvironmentNotBuilt) as refused:
+        source.changed({}, ["gymnasium.wrappers:TimeLimit"]).build()
+    assert "def wrap(env): return TimeLimit(env, max_episode_steps=...)" in refused.value.fix
     for name, reason in (
         ("gymnasium.wrappers:Flat", "has no attribute 'Flat'"),
         ("no_such_module_at_all:X", "No module named"),

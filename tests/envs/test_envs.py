@@ -53,6 +53,11 @@ def described(env: Any) -> Any:
     return describe(pickle.loads(pickle.dumps(EnvSource.from_user(env))))
 
 
+class NoObservation(fakes.SimpleEnv):
+    def observe(self) -> Any:
+        return None
+
+
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A module, not yet imported, that registers an environment on import, as packages do."""
@@ -180,6 +185,13 @@ def test_other_things_are_refused(env: Any) -> None:
         EnvSource.from_user(env)
 
 
+def test_a_list_of_functions_is_refused() -> None:
+    with pytest.raises(
+        TypeError, match="one function that makes one environment, got 2 things: num_actors and"
+    ):
+        EnvSource.from_user([fakes.SimpleEnv] * 2)  # type: ignore[arg-type]
+
+
 def test_built_environment_and_empty_id_are_refused() -> None:
     with pytest.raises(TypeError, match=r"pass a function that builds it: lambda: SimpleEnv\(...\)"):
         EnvSource.from_user(fakes.SimpleEnv())  # type: ignore[arg-type]
@@ -197,7 +209,23 @@ def test_asyncrl_004_names_a_missing_space() -> None:
 
     with pytest.raises(EnvironmentNotBuilt, match="has no action_space") as error:
         EnvSource.from_user(WithoutAction).build()
-    assert error.value.fix.startswith("set it in __init__")
+    assert (
+        error.value.fix == "set it in __init__, for example self.action_space = gymnasium.spaces.Discrete(2)"
+    )
+
+    class WithoutObservation(gymnasium.Env[Any, Any]):
+        action_space = Discrete(2)
+
+    with pytest.raises(EnvironmentNotBuilt, match=r"self\.observation_space = gymnasium\.spaces\.Box"):
+        EnvSource.from_user(WithoutObservation).build()
+
+
+def test_asyncrl_004_an_id_of_an_old_mujoco_names_the_new_one() -> None:
+    with pytest.raises(EnvironmentNotBuilt, match="HalfCheetah-v2") as error:
+        EnvSource.from_user("HalfCheetah-v2").build()
+    assert (
+        error.value.fix == 'write the newest version of its id, Name-v5, with pip install "asyncrl[mujoco]"'
+    )
 
 
 class Configured:
@@ -331,6 +359,7 @@ def test_asyncrl_006_registered_in_main_only(monkeypatch: pytest.MonkeyPatch) ->
             r"got float32 of shape \(6,\), expected float32 of shape \(2, 3\).*obs.reshape\(\(2, 3\)\)",
         ),
         (fakes.ListObservation, r"got list, expected float32.*np.asarray\(obs, dtype=np.float32\)"),
+        (NoObservation, r"got NoneType, expected float32.*return an observation of observation_space"),
     ],
 )
 def test_asyncrl_012(env: Any, text: str) -> None:
@@ -369,7 +398,7 @@ class UndeclaredVector(VectorEnv[Any, Any, Any]):
 def test_asyncrl_018() -> None:
     with pytest.raises(
         AutoresetUnknown,
-        match=r"(?s)ASYNC018\].*declares autoreset mode AutoresetMode.SAME_STEP.*set metadata",
+        match=r"(?s)ASYNC018\].*declares autoreset mode AutoresetMode.SAME_STEP.*fix: make it with autoreset_mode=",
     ):
         described(lambda: SyncVectorEnv([fakes.SimpleEnv] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
     with pytest.raises(
@@ -399,6 +428,7 @@ def test_asyncrl_002_in_the_probe() -> None:
         (Dict({"a": Text(3)}), "without a part that is an array"),
         (OneOf((Discrete(2), Discrete(3))), "FlattenObservation"),
         (Text(3), "ObservationWrapper"),
+        (Dict({}), "without parts.*such as a constant"),
     ],
 )
 def test_observation_spaces_that_are_not_one_array(space: Any, fix: str) -> None:

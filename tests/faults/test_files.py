@@ -162,9 +162,9 @@ def test_a_pickle_is_refused_and_runs_nothing(tmp_path: Path) -> None:
             return os.mkdir, (str(mark),)
 
     torch.save({"core": Malicious()}, path)
-    assert refused(path).facts["failed check"] == "length"
+    assert refused(path).facts["failed check"] == "header"
     path.write_bytes(pickle.dumps({"core": Malicious()}) + bytes(200))
-    assert refused(path).facts["failed check"] == "length"
+    assert refused(path).facts["failed check"] == "header"
     assert not mark.exists()
 
 
@@ -176,6 +176,10 @@ def test_what_is_no_file_or_says_another_size_is_refused_unread(tmp_path: Path) 
     os.mkfifo(tmp_path / "pipe")
     assert "it is not a file" in refused(tmp_path / "pipe").what
     assert "Is a directory" in refused(tmp_path).what or "not a file" in refused(tmp_path).what
+    path.write_text(
+        "import gymnasium, and further lines of a program, more of them than the header of a policy has\n" * 9
+    )
+    assert refused(path).what.endswith("it is not a file that asyncrl wrote")
     good(path)
     with_header(path, lambda header: header.update(more=" " * (33 << 20)))
     assert "at most 33554432 are read" in refused(path).what

@@ -332,7 +332,7 @@ def test_wrong_actions_are_refused() -> None:
         ValueError, match=r"action must have shape \(2,\), one for each observation, got \(3,\)"
     ):
         policy.log_prob(np.zeros((2, 3)), [1, 2, 3])
-    with pytest.raises(ValueError, match="action must be one of any, got 0"):
+    with pytest.raises(ValueError, match="action must be an action of any, got 0"):
         policy.log_prob(np.zeros(3), 0)
     assert np.isfinite(policy.log_prob(np.zeros(3), 3))
 

@@ -341,6 +341,11 @@ def test_a_file_that_is_not_there_or_not_toml(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read: No such file") as error:
         read_config(tmp_path / "none.toml", ALGORITHMS)
     assert error.value.facts == {"file": tmp_path / "none.toml"}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").touch()
+    with pytest.raises(ConfigurationError, match="cannot be read: Is a directory") as error:
+        read_config(tmp_path / "run", ALGORITHMS)
+    assert error.value.fix == f"name the file in it: {tmp_path / 'run' / 'config.toml'}"
 
 
 def test_near_miss() -> None:

@@ -100,6 +100,18 @@ def test_a_dtype_without_a_name_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_path_that_cannot_be_written_is_named_as_it_was_given(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as error:
+        write_atomically(tmp_path / "none" / "file", [b"x"])
+    assert error.value.filename == str(tmp_path / "none" / "file")
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError) as off:
+        write_atomically(tmp_path / "file" / "inner", [b"x"])
+    assert off.value.filename == str(tmp_path / "file" / "inner")
+    with pytest.raises(IsADirectoryError, match="Is a directory"):
+        write_atomically(Path(""), [b"x"])
+
+
 def test_a_secret_is_never_readable_by_others_and_no_link_is_followed(tmp_path: Path) -> None:
     other, path = tmp_path / "other", tmp_path / "http.json"
     other.write_text("of somebody else")

@@ -202,7 +202,7 @@ def test_target_return_stops_with_the_weights_that_reached_it():
 def test_a_trainer_runs_once():
     trainer = Trainer("CartPole-v1", small(), **SMALL)
     trainer.learn(total_steps=400)
-    with pytest.raises(RuntimeError, match="has run already"):
+    with pytest.raises(RuntimeError, match=r"has run already; .* Trainer\.resume\(run_dir"):
         trainer.learn(total_steps=400)
 
 
@@ -344,6 +344,14 @@ def test_replay_larger_than_memory_says_what_fits():
         Trainer("CartPole-v1", small(replay_capacity=10**12), **SMALL).learn(total_steps=100)
     assert "bytes per step" in str(raised.value)
     assert "set replay_capacity to" in str(raised.value)
+
+
+def test_a_network_larger_than_memory_is_refused():
+    with pytest.raises(
+        errors.ResourceError, match=r"The network does not fit in memory: Unable to alloc"
+    ) as raised:
+        Trainer("CartPole-v1", small(hidden_sizes=(10**7, 10**7)), **SMALL).learn(total_steps=100)
+    assert raised.value.fix == "make it smaller, by hidden_sizes or network"
 
 
 def test_option_that_does_not_exist():
