@@ -102,7 +102,8 @@ def describe_error(error: BaseException) -> str:
 
 def report(head: str, facts: Mapping[str, object], fix: str, remote_traceback: str | None) -> str:
     """Text of an error in lines: head, facts, fix, and the traceback of another process."""
-    lines = [head, *(f"  {name}: {shown(value)}" for name, value in facts.items())]
+    # Further lines of a fact, such as a stack, are indented below its name.
+    lines = [head, *(f"  {name}: {shown(value)}".replace("\n", "\n    ") for name, value in facts.items())]
     if fix:
         lines.append(f"  fix: {fix}")
     if remote_traceback:

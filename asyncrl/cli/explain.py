@@ -18,7 +18,6 @@ from asyncrl.algorithms.registry import algorithm_name
 from asyncrl.cli.flags import SHORT, Parser, flag_of, metavar, shown
 from asyncrl.config import TrainerConfig
 from asyncrl.options import Option, describe, near_miss, option_help
-from asyncrl.show.metrics import EVALUATION_METRICS, RUN_METRICS, SECTIONS
 
 RUN = "run"
 WIDTH = 100
@@ -82,6 +81,8 @@ def _unknown(name: str, option: str) -> str:
         return f"{name} is an algorithm; `asyncrl train --help {algorithm_name(name)}` lists its options"
     if re.fullmatch(r"ASYNC\d+", name):
         return f"{name} is the code of an error or a warning; docs/troubleshooting.md explains it"
+    from asyncrl.show.metrics import EVALUATION_METRICS, RUN_METRICS, SECTIONS  # loads NumPy
+
     metric = next((row for row in (*RUN_METRICS, *EVALUATION_METRICS) if row.name == name), None)
     if metric is not None:
         return f"{name} is a metric: {metric.help}" + (f" ({metric.unit})" if metric.unit else "")

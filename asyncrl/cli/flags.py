@@ -101,6 +101,8 @@ class Parser(argparse.ArgumentParser):
             if name.startswith("--") and name not in self._option_string_actions:
                 self.unknown_flag(name)
         parsed, rest = self.parse_known_args(arguments)
+        if rest and rest[0].startswith("-"):
+            self.error(f"unknown option {rest[0]}; options have long names, of two dashes")
         if rest:
             self.error(f"unexpected argument {rest[0]!r}")
         return parsed

@@ -9,6 +9,8 @@ from asyncrl.errors import ConfigurationError
 from asyncrl.show.kept_run import KeptRun, is_run
 
 WIDEST = 118
+NARROWEST, NARROWEST_BESIDE_WHOLE = 8, 24
+"""Least width of a column that is shortened; the second where whole columns alone make the lines too long."""
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -29,9 +31,11 @@ def text_table(
     table = [list(header), *([_escaped(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
     may_be_cut = [column for column, title in enumerate(header) if title not in whole]
-    while may_be_cut and sum(widths) + 2 * (len(widths) - 1) > WIDEST:
+    room = WIDEST - 2 * (len(widths) - 1)
+    fits = sum(min(w, NARROWEST) if column in may_be_cut else w for column, w in enumerate(widths)) <= room
+    while may_be_cut and sum(widths) > room:
         widest = max(may_be_cut, key=widths.__getitem__)
-        if widths[widest] <= 8:
+        if widths[widest] <= (NARROWEST if fits or not whole else NARROWEST_BESIDE_WHOLE):
             break
         widths[widest] -= 1
     return "\n".join(_line(row, widths, [title in right for title in header]) for row in table)

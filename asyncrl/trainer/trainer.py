@@ -400,6 +400,8 @@ class Trainer(ShownByCard):
     async def wait(self) -> TrainResult:
         """Wait for the result of a started run. Raises the error that ended it.
 
+        A script without an event loop writes `asyncio.run(trainer.wait())`.
+
         A notebook's Interrupt ends the run and returns its result.
         """
         if self._thread is None:

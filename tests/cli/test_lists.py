@@ -269,7 +269,7 @@ def test_names_that_are_copied_are_not_shortened() -> None:
     assert lines[1].startswith("run" * 15 + "  b") and "bbb~bbb" in lines[1] and len(lines[1]) == 118
     rows[0][0] = "run" * 60
     lines = text_table(("run", "algo", "steps"), rows, right=("steps",), whole=("run",)).splitlines()
-    assert lines[1].startswith("run" * 60 + "  bbb~bbbb  ")
+    assert lines[1].startswith("run" * 60 + "  bbbbbbbbbbb~bbbbbbbbbbbb  ")
 
 
 @pytest.mark.parametrize(

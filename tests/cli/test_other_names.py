@@ -1,4 +1,4 @@
-"""Names of Stable-Baselines3, its zoo and CleanRL: each has a hint, on the command line and in Python."""
+"""Names of Stable-Baselines3, its zoo, CleanRL and RLlib: each has a hint, on the command line and in Python."""
 
 from __future__ import annotations
 
@@ -66,8 +66,25 @@ ZOO = (
 )
 
 
+RLLIB_RUN = (
+    "num_env_runners num_envs_per_env_runner num_rollout_workers num_envs_per_worker num_workers num_gpus "
+)
+RLLIB_RUN += (
+    "framework env env_config evaluation_interval evaluation_duration seed storage_path lr gamma grad_clip "
+)
+RLLIB_RUN += "train_batch_size rollout_fragment_length fcnet_hiddens fcnet_activation"
+RLLIB = {
+    "ppo": f"{RLLIB_RUN} lambda lambda_ clip_param vf_clip_param vf_loss_coeff entropy_coeff kl_coeff kl_target "
+    "use_kl_loss sgd_minibatch_size minibatch_size num_sgd_iter num_epochs",
+    "dqn": f"{RLLIB_RUN} target_network_update_freq num_steps_sampled_before_learning_starts training_intensity tau "
+    "replay_buffer_config n_step double dueling noisy",
+    "sac": f"{RLLIB_RUN} actor_lr critic_lr tau target_entropy n_step training_intensity",
+}
+"""Settings of RLlib's algorithms, and of its configuration's sections that are about a run."""
+
+
 def lists() -> list[tuple[str, str]]:
-    tables = [SB3, CLEANRL, {"ppo": ZOO, "dqn": ZOO}]
+    tables = [SB3, CLEANRL, RLLIB, {"ppo": ZOO, "dqn": ZOO}]
     return [(algo, name) for table in tables for algo, names in table.items() for name in names.split()]
 
 
@@ -135,6 +152,12 @@ def test_options_of_another_algorithm_are_refused(capsys: pytest.CaptureFixture[
     assert error.startswith(
         "asyncrl train: error: unknown option --ppo.learning-rate; the run is of dqn, not of ppo; "
     )
+
+
+def test_a_short_flag_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["CartPole-v1", "--algo", "dqn", "-n", "1000"])
+    assert "error: unknown option -n; options have long names, of two dashes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

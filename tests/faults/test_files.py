@@ -710,6 +710,8 @@ def test_texts_of_errors_are_short_and_drive_no_terminal() -> None:
     assert "said: \\x1b[31mred" in text
     assert "bad: (a Unspeakable whose text cannot be shown" in text
     assert all(c.isprintable() or c == "\n" for c in text)
+    stack = str(errors.ActorKilled("gone", facts={"where": "\nline one\nline two", "pid": 3}))
+    assert stack == "[ASYNC003] gone\n  where: \n    line one\n    line two\n  pid: 3"
     assert printable("naïve 機械\ttab\nline") == "naïve 機械\ttab\nline"
 
 
