@@ -81,18 +81,23 @@ def _unknown(name: str, option: str) -> str:
         return f"{name} is an algorithm; `asyncrl train --help {algorithm_name(name)}` lists its options"
     if re.fullmatch(r"ASYNC\d+", name):
         return f"{name} is the code of an error or a warning; docs/troubleshooting.md explains it"
-    from asyncrl.show.metrics import EVALUATION_METRICS, RUN_METRICS, SECTIONS  # loads NumPy
-
-    metric = next((row for row in (*RUN_METRICS, *EVALUATION_METRICS) if row.name == name), None)
-    if metric is not None:
-        return f"{name} is a metric: {metric.help}" + (f" ({metric.unit})" if metric.unit else "")
-    if name.partition("/")[0] in SECTIONS and "/" in name:
-        return f"{name} looks like a metric; docs/metrics.md and the pages of the algorithms explain them"
+    if "/" in name:
+        return _metric(name)
     records: tuple[type, ...] = (TrainerConfig, *ALGORITHMS.values())
     ours = {known for record in records for known in option_help(record)}
     miss = near_miss(option, ours) or near_miss(option, other_names())
     hint = f"; did you mean {miss}?" if miss else "; `asyncrl train --help ALGO` lists them all"
     return f"there is no option {option}{hint}"
+
+
+def _metric(name: str) -> str:
+    # Imported here: the table loads numba, and most names are those of options.
+    from asyncrl.show.metrics import EVALUATION_METRICS, RUN_METRICS
+
+    row = next((row for row in (*RUN_METRICS, *EVALUATION_METRICS) if row.name == name), None)
+    if row is None:
+        return f"{name} is no option; docs/metrics.md and the pages of the algorithms explain the metrics"
+    return f"{name} is a metric: {row.help}" + (f" ({row.unit})" if row.unit else "")
 
 
 def _owners(option: str) -> dict[str, Option]:
