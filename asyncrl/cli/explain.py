@@ -91,6 +91,7 @@ def _unknown(name: str, option: str) -> str:
 
 
 def _metric(name: str) -> str:
+    """Meaning and unit of a metric by its public name, `train/loss`."""
     # Imported here: the table loads numba, and most names are those of options.
     from asyncrl.show.metrics import EVALUATION_METRICS, RUN_METRICS
 

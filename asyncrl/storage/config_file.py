@@ -27,8 +27,6 @@ R = TypeVar("R")
 ALGORITHM = "algorithm"
 """Key of a user's algorithm, `module:Class`."""
 
-CONFIG_NAME = "config.toml"
-"""Name of the file in a run's directory."""
 TRAINER = "trainer"
 """Name of the table with the fields of `TrainerConfig`."""
 
@@ -91,11 +89,8 @@ def _parse(file: Path) -> dict[str, Any]:
         return _with_algorithm(tomllib.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
         what = f"the configuration file cannot be read: {error.strerror}"
-        fix = (
-            f"name the file in it: {file / CONFIG_NAME}"
-            if (file / CONFIG_NAME).is_file()
-            else "check the path"
-        )
+        inside = file / "config.toml"
+        fix = f"name the file in it: {inside}" if inside.is_file() else "check the path"
         raise ConfigurationError(what, facts={"file": file}, fix=fix) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         why = "it is nested too deep" if isinstance(error, RecursionError) else error
