@@ -14,7 +14,7 @@ from asyncrl.cli.flags import Parser
 from asyncrl.cli.text_table import existing_run, text_table
 from asyncrl.errors import ConfigurationError
 from asyncrl.show.kept_run import KeptRun, find_runs
-from asyncrl.show.numbers import of_return
+from asyncrl.show.numbers import NONE, of_return, with_interval
 from asyncrl.show.run_groups import RunGroup, group_runs
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _results_table(ends: Sequence[GroupResult], line: str) -> str:
         )
         for end in ends
     ]
-    interval = f"95% of the {'mean' if line == 'mean' else 'IQM'}"
+    interval = f"95% interval of the {'mean' if line == 'mean' else 'IQM'}"
     header = ("last value of", "options", "runs", "mean", "IQM", interval)
     return text_table(header, rows, right=("runs", "mean", "IQM", interval))
 
@@ -136,14 +136,14 @@ def _settings_table(settings: Sequence[SettingResult], environments: int) -> str
     title = f"over {environments} environments" if environments > 1 else "over 1 environment"
     names = list(settings[0].estimates)
     rows = [
-        (own.name, str(own.runs), *(f"{of_return(e.value)} {_interval(e)}" for e in own.estimates.values()))
+        (own.name, str(own.runs), *(with_interval(e.value, e.low, e.high) for e in own.estimates.values()))
         for own in settings
     ]
     return text_table((title, "runs", *names), rows, right=("runs", *names))
 
 
 def _interval(found: Estimate) -> str:
-    return f"[{of_return(found.low)}, {of_return(found.high)}]"
+    return NONE if found.low is None else f"[{of_return(found.low)}, {of_return(found.high)}]"
 
 
 def _scales(given: Sequence[str] | None, groups: Sequence[RunGroup]) -> dict[str, tuple[float, float]]:

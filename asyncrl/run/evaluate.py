@@ -382,7 +382,14 @@ class EvaluationSchedule:
         self.evaluations += (result,)
         if len(self.evaluations) > MOST_EVALUATIONS:
             self.evaluations = self.evaluations[::-2][::-1]  # the last one stays
-        if self.best is None or result.return_mean > self.best.return_mean:
+        best = self.best
+        # The best of many means over few episodes is biased upwards; one over more, of the same weights, replaces it.
+        corrects = (
+            best is not None
+            and result.episodes > best.episodes
+            and np.array_equal(weights, self.best_weights)  # type: ignore[arg-type]
+        )
+        if best is None or corrects or result.return_mean > best.return_mean:
             self.best, self.best_weights = result, weights
             self.best_critics = await self._learner.critics()
             await self._on_best(result, weights)

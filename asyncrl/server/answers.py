@@ -138,7 +138,7 @@ def to_json(value: Any) -> bytes:
     return msgspec.json.encode(_clean(value))
 
 
-def _estimate(found: Estimate) -> list[float]:
+def _estimate(found: Estimate) -> list[float | None]:
     return [found.value, found.low, found.high]
 
 

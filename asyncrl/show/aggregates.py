@@ -51,11 +51,11 @@ REFERENCE_SCORES: Mapping[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class Estimate:
-    """A statistic and the bounds of its 95 % bootstrap interval."""
+    """A statistic and the bounds of its 95 % bootstrap interval, None where no environment has two runs."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 def interquartile_mean(scores: Array) -> Array:
@@ -93,7 +93,9 @@ STATISTICS: Mapping[str, Statistic] = {
 
 
 def estimate(strata: Sequence[Array], statistic: Statistic) -> Estimate:
-    """Statistic of the strata [runs] with its interval."""
+    """Statistic of the strata [runs] with its interval; single runs say nothing about their spread and give none."""
+    if all(scores.shape[-1] < 2 for scores in strata):
+        return Estimate(float(statistic(strata)), None, None)
     low, high = np.percentile(statistic(_resampled(strata)), PERCENTILES)
     return Estimate(float(statistic(strata)), float(low), float(high))
 

@@ -39,9 +39,9 @@ class HeldOut:
 
 
 def over_runs(values: Array) -> Estimate:
-    """Mean of values with its interval, without NaN; all three NaN if there is nothing else."""
+    """Mean of values with its interval, without NaN; NaN if there is nothing else."""
     known = values[~np.isnan(values)]
-    return estimate([known], mean) if known.size else Estimate(math.nan, math.nan, math.nan)
+    return estimate([known], mean) if known.size else Estimate(math.nan, None, None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,11 +103,9 @@ class Searched:
         means = (over_runs(np.array(values)).value for values in (held_out.best, held_out.default))
         lines.append(f"{'':<13} mean  {' '.join(map(_cell, means))}")
         found = held_out.difference
-        if len(held_out.seeds) == 1:
-            return [
-                *lines,
-                f"{'':<13} best - default {found.value:.1f}: one seed has no interval, --held-out 5",
-            ]
+        if found.low is None or found.high is None:
+            why = "no seed has both" if math.isnan(found.value) else "one seed has no interval, --held-out 5"
+            return [*lines, f"{'':<13} best - default {found.value:.1f}: {why}"]
         verdict = "better" if found.low > 0 else "worse" if found.high < 0 else "no difference beyond chance"
         lines.append(
             f"{'':<13} best - default {found.value:.1f} [{found.low:.1f}, {found.high:.1f}] (95 % bootstrap): {verdict}"

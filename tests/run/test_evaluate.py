@@ -424,6 +424,29 @@ def test_what_waits_after_the_end_of_training_has_a_limit_of_time(monkeypatch):
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("updates", "episodes", "best"),
+    [(2, 20, (6.0, 2.0)), (2, 3, (9.0, 2.0)), (3, 20, (9.0, 2.0))],
+    ids=["same weights, more episodes", "same weights, as many episodes", "other weights"],
+)
+def test_more_episodes_of_the_best_weights_replace_their_return(updates, episodes, best):
+    async def scenario():
+        rig = Rig([4.0, 9.0, 6.0], target=None)
+        task = rig.run()
+        rig.put(100, 200)
+        await until(lambda: len(rig.seen) == 2)
+        rig.schedule.training_ended()
+        await task
+        rig.learner.updates = updates  # its weights are this number
+        last = await rig.schedule.evaluate_now(episodes)
+        assert last.return_mean == 6.0
+        assert (rig.schedule.best.return_mean, float(rig.schedule.best_weights[0])) == best
+        assert rig.best[-1] == best, "the saved one"
+        assert rig.schedule.best is last or best[0] == 9.0
+
+    asyncio.run(scenario())
+
+
 def test_evaluations_of_a_long_run_are_thinned_and_all_are_told(monkeypatch):
     monkeypatch.setattr(evaluate, "MOST_EVALUATIONS", 4)
 

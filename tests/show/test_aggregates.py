@@ -87,7 +87,8 @@ def test_environments_may_have_different_numbers_of_runs() -> None:
     assert mean(strata) == 1.25
     assert iqm(strata) == 1.75  # of 0 1 2 2 2 2, one is cut at each end
     found = estimate([np.array([3.0])], iqm)
-    assert (found.value, found.low, found.high) == (3.0, 3.0, 3.0)
+    assert (found.value, found.low, found.high) == (3.0, None, None)
+    assert estimate([np.array([3.0]), np.array([1.0, 3.0])], mean).low == 2.0  # one environment has two runs
 
 
 def test_a_performance_profile_is_rliables_score_distribution() -> None:
