@@ -127,7 +127,7 @@ def test_the_density_of_an_action_is_that_of_stable_baselines() -> None:
     `theirs` are the numbers of its `SquashedDiagGaussianDistribution` for mean 0.3 and log std -0.5.
     """
     box = BoxAction((-1.0,), (1.0,), (1,))
-    actions = np.array([0.0, 0.9, -0.9, 0.999, -0.99999, 1.0, -1.0])
+    actions = np.array([0.0, 0.9, -0.9, 0.999, -0.99999, 1.0, -1.0], np.float32).astype(np.float64)
     mean, log_std = np.full((7, 1), 0.3, np.float32), np.full((7, 1), -0.5, np.float32)
     found = squashed_gaussian(mean, actions[:, None], log_std, box)
     u = np.arctanh(actions.clip(-1 + 2.0**-23, 1 - 2.0**-23))
