@@ -48,8 +48,10 @@ def linear(module: nn.Module) -> list[nn.Linear]:
 def flat(layers: list[nn.Linear], gradient: bool = False) -> Tensor:
     """Weights, or their gradients, in the order of `acting.layouts`; the layers after the second are one head."""
 
-    def part(tensor: Any) -> Tensor:
-        return (tensor.grad if gradient else tensor).detach()
+    def part(tensor: Tensor) -> Tensor:
+        values = tensor.grad if gradient else tensor
+        assert values is not None
+        return values.detach()
 
     hidden, heads = layers[:2], layers[2:]
     parts = [p for layer in hidden for p in (part(layer.weight).T, part(layer.bias))]
@@ -78,37 +80,49 @@ def exact_log_prob(distribution: Any) -> Any:
 
     def log_prob(_: Tensor, latent: Tensor) -> Tensor:
         slope = 2 * (math.log(2) - latent - nn.functional.softplus(-2 * latent))
-        return sum_independent_dims(distribution.distribution.log_prob(latent)) - slope.sum(dim=1)
+        density: Tensor = sum_independent_dims(distribution.distribution.log_prob(latent))
+        return density - slope.sum(dim=1)
 
     return log_prob
 
 
-def gradients_of_peer(model: Any, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of critics and actor of one call of the peer's `train`, with this noise in place of its own."""
+def gradients_of_peer(model: Any, batch: Batch, noise: Tensor, moves: bool) -> tuple[Tensor, Tensor]:
+    """Gradients of critics and actor of one call of the peer's `train`, with this noise in place of its own.
+
+    The critics' are read where its critics would move, as they do if `moves`: the actor's loss adds to them later.
+    """
     columns = {"rewards": batch.reward, "dones": (batch.discount == 0).astype(np.float32)}
     data = {name: torch.from_numpy(values)[:, None] for name, values in columns.items()}
     named = {"observations": batch.obs, "actions": batch.action, "next_observations": batch.next_obs}
     data |= {name: torch.from_numpy(values) for name, values in named.items()}
     found = SimpleNamespace(**data, discounts=None)
     model.replay_buffer = SimpleNamespace(sample=lambda *_, **__: found)
-    draws, normal = list(noise.split(ROWS)), torch.Tensor.normal_
+    draws, normal = [noise[:ROWS], noise[ROWS:]], torch.Tensor.normal_
 
     def drawn(tensor: Tensor, mean: float = 0, std: float = 1, **options: Any) -> Tensor:
         return (
             tensor.copy_(noise * std) if tensor.shape == noise.shape else normal(tensor, mean, std, **options)
         )
 
+    kept: list[Tensor] = []
+    step = model.critic.optimizer.step
+
+    def stepped() -> None:
+        kept.append(torch.cat([flat(linear(critic), True) for critic in model.critic.q_networks]))
+        if moves:
+            step()
+
+    model.critic.optimizer.step = stepped
     with (
         mock.patch("torch.distributions.normal._standard_normal", lambda *_, **__: draws.pop(0)),
         mock.patch.object(torch.Tensor, "normal_", drawn),
     ):
         model.train(1, ROWS)
-    critics = torch.cat([flat(linear(critic), True) for critic in model.critic.q_networks])
-    return critics, flat(linear(model.actor), True)
+    return kept[0], flat(linear(model.actor), True)
 
 
 def compare_replay(name: str, env: Any, spec: EnvSpec, scale: float, variant: str) -> dict[str, Any]:
-    """One update of SAC or TD3; the peer's actor leaves no gradient in its critics, whose own are read first."""
+    """One update of SAC or TD3 by both."""
     delay = {} if name == "sac" else {"policy_delay": 1}
     made = {"sac": peer.SAC, "td3": peer.TD3}[name]
     model = made("MlpPolicy", env, device="cpu", seed=0, policy_kwargs={"net_arch": [256, 256]}, **delay)
@@ -125,24 +139,15 @@ def compare_replay(name: str, env: Any, spec: EnvSpec, scale: float, variant: st
     ours.begin_with_critics(torch.stack([flat(linear(q)) for q in model.critic.q_networks]).numpy())
     batch = transitions(spec)
     ours.update(batch)
-    kept: dict[str, Tensor] = {}
-    step = model.critic.optimizer.step
-
-    def stepped() -> None:
-        kept["critics"] = torch.cat([flat(linear(q), True) for q in model.critic.q_networks])
-        if variant == "as it is":
-            step()
-
-    model.critic.optimizer.step = stepped
     if variant == "exact density" and name == "sac":
         model.actor.action_dist.log_prob = exact_log_prob(model.actor.action_dist)
-    _, actor = gradients_of_peer(model, batch, ours._buffers.noise.clone())
+    theirs, actor = gradients_of_peer(model, batch, ours._buffers.noise.clone(), variant == "as it is")
     critics = ours.critics.on(ours.critics_gradient).by_copy().reshape(-1)
     half = (
         1.0 if name == "sac" else 0.5
     )  # its TD3 minimises the squared error, ours half of it, which Adam ignores
     return {
-        "critics": apart(critics, half * kept["critics"]),
+        "critics": apart(critics, half * theirs),
         "actor": apart(ours.policy_gradient[: actor.numel()], actor),
         "critic_loss": [ours.metrics()["train/loss"], half * model.logger.name_to_value["train/critic_loss"]],
     }
@@ -192,7 +197,7 @@ def filled_rollout(model: Any, spec: EnvSpec) -> Segment:
             action[:, t], log_prob[:, t] = taken, density
         buffer.compute_returns_and_advantage(last_value, flags[:, -1] != 0)
     rows = {"version": np.zeros(STEPS, np.int64), "policy_updates": np.zeros(STEPS, np.int64)}
-    rows |= {"weight": np.ones(STEPS, np.float32), "staleness": np.zeros(STEPS, np.int64)}  # type: ignore[dict-item]
+    rows |= {"weight": np.ones(STEPS, np.float32), "staleness": np.zeros(STEPS, np.int64)}
     seen = {"obs": obs, "last_obs": last_obs, "action": action, "reward": reward, "flags": flags}
     return Segment(ring=0, first=0, **seen, **rows, extras={"log_prob": log_prob})  # type: ignore[arg-type]
 
