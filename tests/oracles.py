@@ -130,8 +130,9 @@ class SlowReplay:
         period: int = 1,
         num_agents: int = 1,
         joint: bool = False,
+        of_team: bool = False,
     ) -> None:
-        self.num_agents = num_agents
+        self.num_agents, self.of_team = num_agents, of_team
         self.streams_of_item = num_agents if joint else 1
         self.burn_in, self.length, self.period = burn_in, length, period
         self.rows: list[list[SlowRow]] = [[] for _ in range(num_rings)]
@@ -256,6 +257,19 @@ class SlowReplay:
         )
 
 
+def slow_leaves(twin: SlowReplay, key: tuple[int, int, int], env: int) -> bool:
+    """Whether an agent of a team, that of stream `env`, is truncated while another one goes on.
+
+    `key` is that of the first agent's row.
+    """
+    ring, position, first = key
+    rows = twin.rows[ring]
+    after = slow_n_step(rows, position, env, twin.n_step, twin.gamma)[2]
+    others = range(first, first + twin.num_agents)
+    truncated = rows[after - 1].flags[env] & (TERMINATED | TRUNCATED) == TRUNCATED
+    return twin.of_team and bool(truncated and any(not rows[after].flags[n] & RESET for n in others))
+
+
 def slow_joint(twin: SlowReplay, key: tuple[int, int, int]) -> dict[str, Any]:
     """Fields that a `JointBatch` must have for the joint row whose first agent's row is at `key`."""
     ring, position, first = key
@@ -268,7 +282,7 @@ def slow_joint(twin: SlowReplay, key: tuple[int, int, int]) -> dict[str, Any]:
                 "obs": own.obs,
                 "action": own.action,
                 "reward": np.float32(own.reward) if acts else 0.0,
-                "discount": np.float32(own.discount) if acts else 0.0,
+                "discount": np.float32(own.discount) if acts and not slow_leaves(twin, key, env) else 0.0,
                 "next_obs": own.next_obs if acts else own.obs,
                 "trained": acts,
                 **own.extras,
@@ -313,6 +327,10 @@ def slow_joint_sequence(twin: SlowReplay, key: tuple[int, int, int]) -> dict[str
     agents = [slow_sequence(twin, (ring, position, env)) for env in range(first, first + twin.num_agents)]
     shared = ("version", "policy_updates")
     wanted = {name: np.stack([agent[name] for agent in agents]) for name in agents[0] if name not in shared}
+    for env, agent in enumerate(agents, first):
+        for t, row in enumerate(twin.trained_rows(position)):
+            if agent["trained"][t] and slow_leaves(twin, (ring, row, first), env):
+                wanted["discount"][env - first, t] = 0.0
     seen = twin.rows[ring][position : position + twin.sequence_rows]
     if seen[0].state is not None:
         wanted["state"] = np.stack(

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from asyncrl.interfaces import BoxAction
 
-LARGEST = 1.0 - 1e-6
-"""Largest absolute value of a squashed action whose draw is computed: beyond it tanh has lost the draw's digits."""
+LARGEST = 1.0 - float(np.finfo(np.float32).eps)
+"""Largest absolute value of a squashed action whose draw is computed, 1 - 2^-23 as in Stable-Baselines3: float32 has no
+digits of the draw beyond it."""
 _HALF_LOG_TWO_PI = 0.5 * np.log(2.0 * np.pi)
 
 
@@ -48,7 +49,9 @@ def squashed_gaussian(
 
     log pi(a|s) = log N(u; mean, std) - log(1 - tanh(u)^2), u = artanh(a)      (Haarnoja et al. 2018a, appendix C)
 
-    An action at a bound counts as one `LARGEST` from the middle, as in Stable-Baselines3.
+    An action at a bound counts as one `LARGEST` from the middle, as in Stable-Baselines3. Its densities are lower near
+    a bound, for it adds 1e-6 to the slope 1 - a^2; here, as in the losses, the slope is exact. The difference of a
+    value is log(1 + 1e-6 / (1 - a^2)): 5e-6 at |a| = 0.9, 5e-4 at 0.999, 0.05 at 0.99999, and 1.43 at the bound.
     """
     low, high = (np.array(bound, np.float64) for bound in (box.low, box.high))
     half_range = (high - low) / 2

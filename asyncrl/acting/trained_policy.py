@@ -18,6 +18,10 @@ from asyncrl.envs.observations import AgentView, agent_views, rows_of
 from asyncrl.interfaces import AgentPolicy, BoxAction, DiscreteAction, EnvSpec
 from asyncrl.protocols import Policy
 
+_STREAMS = 2**53
+"""Streams of which the rows of a call of `predict` are the first: on a ladder of exploration rates all have its first
+rate, whatever their number, for a rate that depended on a row's place in a batch would surprise its caller."""
+
 
 @dataclass
 class TrainedPolicy:
@@ -27,15 +31,20 @@ class TrainedPolicy:
         spec: the environment it was trained for.
         policy: the policy that acts; `weights` are loaded into it.
         weights: flat float32 `[policy.weight_count]`; not copied, not to be written afterwards.
-        rng: random generator for `deterministic=False`.
+        rng: random generator for `deterministic=False`; set it for draws of a seed.
+        keeps_exploring: whether `deterministic=False` goes on from call to call, like the streams of an actor: with
+            correlated noise, and random actions that are repeated. False begins anew at every call, whose
+            observations may be of any episodes.
     """
 
     spec: EnvSpec
     policy: Policy
     weights: NDArray[np.float32]
     rng: np.random.Generator = field(default_factory=np.random.default_rng)
+    keeps_exploring: bool = False
 
     def __post_init__(self) -> None:
+        self._streams = 0
         self.policy.load_weights(self.weights)
 
     @property
@@ -78,7 +87,12 @@ class TrainedPolicy:
             state: state from the last call, None where all episodes begin. Without a frame stack a policy that is not
                 recurrent ignores it.
             episode_start: `[B]` or one bool, whether `obs` is the first of an episode; ignored likewise.
-            deterministic: the greedy action; if False, explore at the schedule's final rate, or draw from the policy.
+            deterministic: the greedy action; if False, a draw with the generator `rng`, independent of those of other
+                calls and rows. Of a stochastic policy (A2C, PPO, IMPALA, SAC and its kin) it is one of its
+                distribution; of the DQN family a random action with probability `exploration_final`, else the greedy
+                one, with new weight noise if `noisy`; of DDPG and TD3 the action with noise of scale
+                `exploration_scale`, where Stable-Baselines3 adds none. `random_steps` are over, the first stream's
+                rate counts, and correlations and repetitions over steps, which need an order of calls, are left out.
 
         Returns:
             Actions of the environment's shape, with an axis B in front for a batch, and the state: `[state_size]` or
@@ -99,7 +113,7 @@ class TrainedPolicy:
         batch, single = self._batch(obs, state, episode_start)
         memory = memory_of(self.policy)
         if memory is None and not deterministic:
-            self.policy.assign_streams(0, batch.shape[0], batch.shape[0])
+            self._assign_streams(batch.shape[0])
         if deterministic:
             action = self.policy.greedy(batch)
         else:
@@ -141,12 +155,18 @@ class TrainedPolicy:
             after |= states or {}
         return {key: actions[key] for key in obs}, {key: after[key] for key in obs} if after else None
 
+    def _own_part(self, name: str) -> TrainedPolicy:
+        """One of several policies, which draws as this one does."""
+        part = self.by_policy[name]
+        part.rng, part.keeps_exploring = self.rng, self.keeps_exploring
+        return part
+
     def of_agents(self, obs: Mapping[Any, Any]) -> Iterator[tuple[TrainedPolicy, dict[Any, Any]]]:
         """Yield each of several policies, and the observations of its agents, if there are any."""
         for policy in self.spec.policies:
             names = {agent.name for agent in policy.spec.agents}
             if own := {key: seen for key, seen in obs.items() if str(key) in names}:
-                yield self.by_policy[policy.name], own
+                yield self._own_part(policy.name), own
 
     def _predict_rows(
         self, rows: NDArray[Any], state: Any, episode_start: Any, deterministic: bool
@@ -165,7 +185,7 @@ class TrainedPolicy:
             before = None if state is None else np.asarray(state)[own]
             starts = None if begins is None else begins[own]
             seen = policy.own_observations(rows)[own]
-            acted, states = self.by_policy[policy.name].predict(seen, before, starts, deterministic)
+            acted, states = self._own_part(policy.name).predict(seen, before, starts, deterministic)
             for place, n in enumerate(own):
                 actions[n], after[n] = acted[place], None if states is None else states[place]
         return actions, None if after[0] is None else np.stack(after)
@@ -178,6 +198,12 @@ class TrainedPolicy:
     def _names(self) -> set[str]:
         """Names of the agents."""
         return {agent.name for agent in self.spec.agents}
+
+    def _assign_streams(self, rows: int) -> None:
+        """Begin exploration in `rows` streams, unless it goes on in as many."""
+        if not self.keeps_exploring or rows != self._streams:
+            self.policy.assign_streams(0, rows, _STREAMS)
+            self._streams = rows
 
     def _keeps_stacks(self, state: Any, episode_start: Any) -> bool:
         """Whether the caller gives single observations, and their stacks as the state."""
@@ -202,7 +228,8 @@ class TrainedPolicy:
             raise ValueError(f"obs must have shape {shape} or ({wanted}), got {obs.shape}")
         batch = obs[None] if single else obs
         if memory is not None:
-            self.policy.assign_streams(0, batch.shape[0], batch.shape[0])
+            self._assign_streams(batch.shape[0])
+            memory.forget(batch.shape[0])
             memory.state = next_states(memory.state, state, _begins(episode_start, batch.shape[0]))
         if stacks:
             batch = next_stacks(state, batch, _begins(episode_start, batch.shape[0]), frames)

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from asyncrl.acting.noise import GaussianNoise
 from asyncrl.algorithms.continuous import actor_layout
 from asyncrl.algorithms.offline import Offline
+from asyncrl.envs.observations import FORBIDDEN
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
 from asyncrl.options import Coefficient
 
@@ -45,17 +47,28 @@ def squared_loss(out: Tensor, taken: Tensor) -> CloningLoss:
     return CloningLoss((out.tanh() - taken).square().mean())
 
 
-def likelihood_loss(logits: Tensor, taken: Tensor, choices: tuple[int, ...]) -> CloningLoss:
+def likelihood_loss(
+    logits: Tensor, taken: Tensor, mask: Tensor | None = None, *, choices: tuple[int, ...]
+) -> CloningLoss:
     """Negative log-likelihood of the dataset's choices: -mean log pi(a|s), summed over the parts of an action.
+
+    With masks pi is the policy that acts: forbidden choices have probability 0. A row whose own action is forbidden,
+    which that policy could never take, counts as 0.
 
     Args:
         logits: `[B, sum(choices)]`.
         taken: a `[B, k]`, whole numbers.
+        mask: `[B, sum(choices)]` bool, choices that are allowed; None without action masks.
         choices: number of choices of each part.
     """
     from asyncrl.networks.distributions import categorical_log_prob
 
-    return CloningLoss(-categorical_log_prob(logits, taken.long(), choices).mean())
+    taken = taken.long().reshape(len(logits), -1)
+    if mask is None:
+        return CloningLoss(-categorical_log_prob(logits, taken, choices).mean())
+    log_prob = categorical_log_prob(logits.masked_fill(~mask, float(FORBIDDEN)), taken, choices)
+    columns = taken + taken.new_tensor([0, *accumulate(choices[:-1])])
+    return CloningLoss(-(log_prob * mask.gather(1, columns).all(dim=1)).mean())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,8 @@ from asyncrl.acting.stochastic import ActorLayout
 from asyncrl.algorithms.offline import Offline
 from asyncrl.algorithms.replay_update import ReplayUpdate
 from asyncrl.algorithms.staging import StagedBatch
-from asyncrl.interfaces import EnvSpec
+from asyncrl.envs.observations import mask_reader
+from asyncrl.interfaces import Batch, EnvSpec
 from asyncrl.networks.architecture import Architecture
 from asyncrl.networks.flat_vector import FlatVector
 from asyncrl.networks.gradients import HasLoss, output_gradients
@@ -27,7 +28,8 @@ class CloningUpdate(ReplayUpdate):
         config, spec, device: see `ReplayUpdate`.
         seed: seed of the initial weights, which are the same on every device.
         layout: layout of the policy.
-        loss: function from the network's outputs and the dataset's actions, as they are staged, to the loss.
+        loss: function from the network's outputs and the dataset's actions, as they are staged, to the loss; with
+            action masks they are its third argument.
 
     Attributes:
         policy: the network.
@@ -44,7 +46,7 @@ class CloningUpdate(ReplayUpdate):
         seed: int = 0,
         *,
         layout: BoxLayout | ActorLayout,
-        loss: Callable[[Tensor, Tensor], HasLoss],
+        loss: Callable[..., HasLoss],
     ) -> None:
         super().__init__(config, spec, device, layout)
         self._loss_of = loss
@@ -66,7 +68,9 @@ class CloningUpdate(ReplayUpdate):
         return CloningBuffers(batch, self)
 
     def _update(self, buffers: CloningBuffers) -> None:
-        result, (grad,) = output_gradients(self._loss_of, (buffers.policy.forward(),), buffers.batch.action)
+        masks = () if buffers.mask is None else (buffers.mask,)
+        out = buffers.policy.forward()
+        result, (grad,) = output_gradients(self._loss_of, (out,), buffers.batch.action, *masks)
         self._loss = result.loss.detach()
         buffers.policy.backward(grad)
         self.vector.begin_step()
@@ -81,11 +85,23 @@ class CloningUpdate(ReplayUpdate):
 
 
 class CloningBuffers:
-    """The batch on the device, and the pass over its observations."""
+    """The batch on the device, and the pass over its observations.
+
+    Attributes:
+        mask: `[B, A]` bool, choices that are allowed at obs; None without action masks.
+    """
 
     def __init__(self, batch: StagedBatch, update: CloningUpdate) -> None:
-        self.batch, self.stage = batch, batch.stage
+        self.batch, self._device = batch, update.device
+        self._mask = mask_reader(update.spec)
+        self.mask: Tensor | None = None
         rows = batch.rows[: batch.size]
         self.policy = update.policy.make_pass(
             rows, update._gradient, weight_rows=batch.size, precision=update.precision
         )
+
+    def stage(self, batch: Batch) -> None:
+        """Copy the batch; no reference to it is kept."""
+        self.batch.stage(batch)
+        if self._mask is not None:
+            self.mask = torch.from_numpy(self._mask(batch.obs)).to(self._device)

@@ -76,6 +76,7 @@ class MADDPG(OffPolicy):
     action_kinds: ClassVar[tuple[type, ...]] = (DiscreteAction, BoxAction)
     needs_bounds: ClassVar[bool] = True
     needs_agents: ClassVar[bool] = True
+    team_reward: ClassVar[bool] = False
     takes_images: ClassVar[bool] = False
 
     tau: float = 0.01

@@ -2,7 +2,10 @@
 
 Policy and critic are consecutive parts of one flat vector. Both gradients are computed with the weights before the
 update, as in `continuous_update.py`. An action of an agent has d values in the critic's input: a real-valued one in
-units of half its range, a discrete one as a one-hot vector. Those of agents that wait are zeros.
+units of half its range, a discrete one as a one-hot vector. Those of agents that wait are zeros. Each agent is paid for
+itself: one that is truncated while others go on bootstraps its own value, for which it still acts in the next state.
+The others' values there see that action too, though it waits: one pass has one joint action for the values of all
+agents.
 """
 
 from __future__ import annotations

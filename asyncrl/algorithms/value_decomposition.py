@@ -7,7 +7,9 @@
 
 f is a *mixer* that does not decrease in any Q_a, so that the best joint action is the best action of each agent (Rashid
 et al. 2018, eq. 4), and each acts by its own observation alone, like an agent of DQN. The team is paid the sum of the
-agents' rewards. The state s is the environment's, or the observations of all agents (`central_state`).
+agents' rewards. Its episode goes on as long as one of them acts: an agent that ended before, terminated or truncated,
+has the value 0 in Q_tot. Where the last agents end, the values of those that are truncated there are bootstrapped. The
+state s is the environment's, or the observations of all agents (`central_state`).
 
 With `recurrent` the agents have a memory, in the paper a GRU, and learn from joint sequences: the rows of all agents
 over the same steps. The loss is then the sum over the rows of a sequence after its burn-in in which an agent acts.
@@ -67,6 +69,8 @@ class ValueDecomposition(RecurrentQLearning):
 
     update_loop: ClassVar[UpdateLoopName] = "joint"
     needs_agents: ClassVar[bool] = True
+    team_reward: ClassVar[bool] = True
+    """Whether the agents learn the return of their team, of joint rows."""
 
     n_step: int = 1
     prioritized: bool = False

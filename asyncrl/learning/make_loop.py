@@ -142,6 +142,7 @@ def _replay_of(
         of_team = JointSequenceReplay(rings, shape=shape, **options)
         return of_team, JointSequenceBatch.allocate(algorithm.batch_size, shape, seen, fields, states)
     if algorithm.update_loop == "joint":
+        options["of_team"] = algorithm.team_reward
         joint = JointReplay(rings, n_step=algorithm.n_step, gamma=algorithm.gamma, **options)
         return joint, JointBatch.allocate(algorithm.batch_size, seen, fields, states)
     if algorithm.update_loop == "sequences":

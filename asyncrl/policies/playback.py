@@ -46,16 +46,15 @@ def play(
         episodes: number of episodes.
         seed: seed of the first reset; later resets have none.
         on_frame: called after every reset and step.
-        deterministic: take greedy actions; if False, draw them from `seed`.
+        deterministic: take greedy actions; if False, draw them from `seed` as at the end of training, with noise that
+            is correlated over the steps where that of training is.
 
     Raises:
         EnvironmentRaised: the environment raised an exception (ASYNC002).
         SpacesDoNotFit: it has other agents than those that the policy acts for (ASYNC005).
     """
     if not deterministic:
-        rng = np.random.default_rng(seed)
-        for part in (policy, *policy.by_policy.values()):
-            part.rng = rng
+        policy.rng, policy.keeps_exploring = np.random.default_rng(seed), True
     if policy.spec.agents:
         for episode in range(episodes):
             yield _agents_episode(policy, env, None if episode else seed, on_frame, deterministic)

@@ -28,13 +28,16 @@ from asyncrl.replay.tables import (
     EXTRA_BYTES,
     FLAGS,
     INCARNATION,
+    JOINT,
     LEAF,
     N_STEP,
+    NUM_AGENTS,
     NUM_ENVS,
     NUM_EXTRAS,
     NUM_SLOTS,
     OBS,
     OBS_BYTES,
+    OF_TEAM,
     RETURN_BYTES,
     RETURNS,
     REWARD,
@@ -158,21 +161,41 @@ def copy_stack(
 
 
 @inlined
+def leaves_team(flags: NDArray[np.uint8], state: Words, stream: int, after: int) -> bool:
+    """Whether an agent is truncated in the row before `after`, while another agent of its environment acts in `after`.
+
+    The agent waits there, and the team's episode goes on without it.
+    """
+    slots, agents = state[NUM_SLOTS], state[NUM_AGENTS]
+    slot, before = after & (slots - 1), (after - 1) & (slots - 1)
+    if not flags[np.uintp(stream * slots + before)] & TRUNCATED:
+        return False
+    first = stream // agents * agents
+    acting = False
+    for other in range(first, first + agents):
+        acting |= not flags[np.uintp(other * slots + slot)] & RESET
+    return acting
+
+
+@inlined
 def write_return(
     rings: Words, state: Words, gamma: float, ring: int, position: int, env: int, leaf: int
 ) -> None:
     """Compute the n-step return of a row and store it for `read_returns`."""
     here, slots = np.uintp(ring), state[NUM_SLOTS]
     steps = slots * state[NUM_ENVS]
+    flags = uint8s(rings[here, FLAGS], steps)
     total, discount, ahead = cut(
         float32s(rings[here, REWARD], steps),
-        uint8s(rings[here, FLAGS], steps),
+        flags,
         int32s(rings[here, INCARNATION], slots),
         env * slots,
         position,
         state[N_STEP],
         gamma,
     )
+    if state[JOINT] == OF_TEAM and leaves_team(flags, state, env, position + ahead):
+        discount = 0.0
     updates = int64s(rings[here, UPDATES], slots)[np.uintp(position & (slots - 1))]
     stored = state[RETURNS] + leaf * RETURN_BYTES
     float32s(stored, 2)[0], float32s(stored, 2)[1] = total, discount

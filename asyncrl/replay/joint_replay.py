@@ -9,6 +9,11 @@ row to which the longest of the agents' returns extends, which is that of every 
 A joint row has one priority, at the leaf of its first agent; those of the other agents stay zero. It can be sampled if
 at least one of its agents acts. The returns of all agents are stored, each cut at the end of the agent's own part in
 the episode (see `gather.py`), and an agent that waits has none. All agents end where the actor's life ends.
+
+An agent that is truncated while another goes on bootstraps its own value from its last observation, if it is paid for
+itself. To a *team* its end is a step like any other (`of_team`): the next joint row is there, the agent waits in it,
+and what the team earns from then on is what the others earn. So its value is not part of the team's, and its discount
+is 0. A team is truncated where its last agents end and one of them is truncated: the values of those are bootstrapped.
 """
 
 from __future__ import annotations
@@ -75,6 +80,7 @@ class JointReplay(RingReplay[JointBatch]):
         gamma: float,
         priorities: PriorityRules | None = None,
         frame_stack: int = 1,
+        of_team: bool = False,
         rng: np.random.Generator,
     ) -> None:
         """Create a replay without sampleable rows.
@@ -85,6 +91,8 @@ class JointReplay(RingReplay[JointBatch]):
             gamma: discount per step, 0 to 1.
             priorities: rules for priorities; None takes the defaults.
             frame_stack: observations joined along axis 2; 1 means no such axis.
+            of_team: whether the agents learn the return of their team: an agent that is truncated while another goes
+                on is not bootstrapped.
             rng: generator of the draws within the strata.
 
         Raises:
@@ -94,7 +102,7 @@ class JointReplay(RingReplay[JointBatch]):
         super().__init__(rings, shape=shape, priorities=priorities, frame_stack=frame_stack, rng=rng)
         self._returns = on_pages(np.uint8, self.tree.leaves.size * table.RETURN_BYTES)
         self._state[table.RETURNS] = address_of(self._returns)
-        self._state[table.JOINT] = 1
+        self._state[table.JOINT] = table.OF_TEAM if of_team else table.OF_EACH
         self._each = np.zeros((WORK_ROWS + 1, 0), np.int64)
 
     @property

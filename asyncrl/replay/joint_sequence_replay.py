@@ -6,7 +6,8 @@ stream. Each agent begins with the recurrent state that its actor stored, and it
 are its own. Where the rings hold the environment's state, that of every row is gathered beside them.
 
 A joint sequence has one priority, at the leaf of its first agent's first row; those of the other agents stay zero. It
-can be sampled if at least one agent acts in one of its trained rows.
+can be sampled if at least one agent acts in one of its trained rows. Returns are those of agents of a team; see
+`joint_replay.py`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class JointSequenceReplay(RingReplay[JointSequenceBatch]):
 
     def __init__(self, rings: Sequence[RingReader], **options: Any) -> None:
         super().__init__(rings, **options)
-        self._state[table.JOINT] = 1
+        self._state[table.JOINT] = table.OF_TEAM
 
     @property
     def stored_steps(self) -> int:

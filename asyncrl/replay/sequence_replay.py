@@ -14,7 +14,15 @@ from typing import ClassVar
 import numpy as np
 
 from asyncrl.interfaces import SequenceBatch
-from asyncrl.replay.gather import begins_episode, copy_rows, copy_stack, cut, first_of_stack, is_trained
+from asyncrl.replay.gather import (
+    begins_episode,
+    copy_rows,
+    copy_stack,
+    cut,
+    first_of_stack,
+    is_trained,
+    leaves_team,
+)
 from asyncrl.replay.handles import copy_bytes, float32s, int32s, int64s, uint8s
 from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.replay.sampling import take_leaves
@@ -28,6 +36,7 @@ from asyncrl.replay.tables import (
     FLAGS,
     GAMMA,
     INCARNATION,
+    JOINT,
     LEAF,
     LENGTH,
     N_STEP,
@@ -36,6 +45,7 @@ from asyncrl.replay.tables import (
     NUM_SLOTS,
     OBS,
     OBS_BYTES,
+    OF_TEAM,
     REWARD,
     STACK,
     TO_ACTION,
@@ -124,6 +134,8 @@ def cut_sequence(rings: Words, state: Words, gamma: float, row_id: int, batch: W
             total, factor, ahead = cut(
                 rewards, flags, incarnation, stream, position + row, state[N_STEP], gamma
             )
+            if state[JOINT] == OF_TEAM and leaves_team(flags, state, env, position + row + ahead):
+                factor = 0.0
         trained[k], bootstrap[k] = int(trains), row + ahead
         reward[k], discount[k] = total, factor
 

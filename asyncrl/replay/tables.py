@@ -54,10 +54,12 @@ Numbers = NDArray[np.float64]
 GAMMA, ALPHA, EPSILON, FIRST, PRESENT, PREVIOUS = range(6)
 
 # Words of `state`: constants, then counters, then the bytes of each extra field. AHEAD is `SequenceShape.ahead`,
-# RETURNS the address of the stored returns (see `gather.py`), 0 without; JOINT is 1 if an item is of all agents of an
-# environment (see `joint_replay.py`), and STATE_BYTES the bytes of an environment's state in a row.
+# RETURNS the address of the stored returns (see `gather.py`), 0 without; JOINT is `OF_EACH` or `OF_TEAM` if an item is
+# of all agents of an environment (see `joint_replay.py`), else 0, and STATE_BYTES the bytes of an environment's state
+# in a row.
 TREE_BITS, ENV_BITS, NUM_ENVS, NUM_SLOTS, N_STEP, STACK, OBS_BYTES, ACTION_BYTES, NUM_EXTRAS = range(9)
 BURN_IN, LENGTH, PERIOD, AHEAD, RETURNS, NUM_AGENTS, JOINT, STATE_BYTES = range(9, 17)
+OF_EACH, OF_TEAM = 1, 2
 MIN_UPDATES, SAMPLEABLE, INSERTED, SAMPLED, RETIRED, DISCARDED, IGNORED = range(17, 24)
 WINDOW, CALLS, EXTRA_BYTES = range(24, 27)
 

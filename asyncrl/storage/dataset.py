@@ -295,10 +295,30 @@ def _put(ring: RingReader, first: int, episode: dict[str, Any], path: str) -> in
                 facts={"episode": episode["id"]},
                 fix="leave that episode out: minari.load_dataset(...).filter_episodes(...)",
             )
+    for name in ("terminations", "truncations"):
+        _require_one_episode(np.asarray(episode[name]), steps, episode["id"], path)
     terminated = bool(np.asarray(episode["terminations"])[-1])
     ring.flags[0, first + steps - 1] = TERMINATED if terminated else TRUNCATED
     ring.flags[0, first + steps] = RESET
     return first + steps + 1
+
+
+def _require_one_episode(ends: NDArray[Any], steps: int, episode: object, path: str) -> None:
+    """Raise `ConfigurationError` (ASYNC017) unless an episode of `steps` steps ends at most in its last one."""
+    if len(ends) != steps:
+        wrong = ValueError(f"an episode of {steps} rewards must have as many ends, got {len(ends)}")
+        raise _unreadable(path, wrong)
+    within = np.flatnonzero(ends[:-1])
+    if within.size:
+        raise ConfigurationError(
+            f"an episode of the dataset {path} ends before its last step, and what follows is of another episode",
+            facts={
+                "episode": episode,
+                "ends within": f"{within.size}, the first at step {within[0]} of {steps}",
+            },
+            fix="divide it where terminations or truncations are true: an episode of Minari's format is one of the "
+            "environment",
+        )
 
 
 def _unreadable(path: str, error: Exception) -> ConfigurationError:

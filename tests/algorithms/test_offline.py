@@ -17,7 +17,15 @@ from asyncrl.algorithms.iql import IQL
 from asyncrl.algorithms.iql_update import reward_scale
 from asyncrl.algorithms.td3bc import TD3BC
 from asyncrl.errors import SpacesDoNotFit
-from asyncrl.interfaces import RESET, Batch, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
+from asyncrl.interfaces import (
+    RESET,
+    Batch,
+    BoxAction,
+    DiscreteAction,
+    EnvSpec,
+    Leaf,
+    MultiDiscreteAction,
+)
 
 SMALL: dict[str, Any] = {"hidden_sizes": (9, 8), "batch_size": SIZE, "learning_rate": 3e-3, "adam_eps": 1e-4}
 
@@ -96,7 +104,26 @@ def test_likelihood_is_summed_over_the_parts_of_an_action() -> None:
         for part, k in ((logits[b, :2], taken[b, 0]), (logits[b, 2:], taken[b, 1])):
             exps = [math.exp(float(x)) for x in part]
             slow -= math.log(exps[int(k)] / sum(exps)) / 4
-    assert float(bc.likelihood_loss(logits, taken, (2, 3)).loss) == pytest.approx(slow, rel=1e-5)
+    assert float(bc.likelihood_loss(logits, taken, choices=(2, 3)).loss) == pytest.approx(slow, rel=1e-5)
+
+
+def test_the_likelihood_is_that_of_the_allowed_choices() -> None:
+    """With equal logits: 1 of 2 allowed; 1 of 1; all of 3; and a choice that is forbidden, which counts for nothing."""
+    logits = torch.zeros(4, 3, requires_grad=True)
+    mask = torch.tensor([[1, 1, 0], [0, 0, 1], [1, 1, 1], [0, 1, 1]], dtype=torch.bool)
+    taken = torch.tensor([[0], [2], [1], [0]])
+    loss = bc.likelihood_loss(logits, taken, mask, choices=(3,)).loss
+    assert float(loss.detach()) == pytest.approx((math.log(2) + 0 + math.log(3)) / 4)
+    (grad,) = torch.autograd.grad(loss, logits)
+    wanted = [[-1 / 2, 1 / 2, 0], [0, 0, 0], [1 / 3, -2 / 3, 1 / 3], [0, 0, 0]]
+    np.testing.assert_allclose(grad.numpy(), np.array(wanted) / 4, atol=1e-7)
+
+
+def test_the_likelihood_of_several_parts_reads_the_mask_of_each() -> None:
+    logits, taken = torch.zeros(2, 5), torch.tensor([[1, 2], [1, 0]])
+    mask = torch.tensor([[1, 1, 1, 0, 1], [0, 1, 0, 1, 1]], dtype=torch.bool)
+    loss = float(bc.likelihood_loss(logits, taken, mask, choices=(2, 3)).loss)
+    assert loss == pytest.approx((math.log(2) + math.log(2)) / 2), "the second row's second part is forbidden"
 
 
 # ---- updates -------------------------------------------------------------------------------------------------------
@@ -221,6 +248,34 @@ def test_bc_learns_choices(action: Any) -> None:
     fill_choices(batch)
     assert (policy.greedy(batch.obs) == batch.action).mean() > 0.9
     assert core.metrics().keys() == {"train/learning_rate", "train/loss", "train/grad_norm"}
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_bc_learns_by_the_masks_of_the_data(start: int) -> None:
+    """Two actors share an observation and differ in their masks: the policy's probabilities are those of each.
+
+    The first loss is that of about equal probabilities of the two allowed choices, not of all three.
+    """
+    leaves = (Leaf(("action_mask",), "values", (3,)), Leaf(("observation",), "values", (2,)))
+    spec = EnvSpec("masked", (5,), "float32", DiscreteAction(3, start), leaves=leaves)
+    core = BC(hidden_sizes=(16,), batch_size=64, learning_rate=1e-2).make_updater(spec, "cpu", 0)
+    rng, batch = np.random.default_rng(0), Batch.allocate(64, spec)
+    # 0 in one row of four, 1 in three, of rows in which 2 is forbidden; 2 wherever 1 is forbidden
+    batch.obs[:32], batch.obs[32:] = [1, 1, 0, 1, -1], [1, 0, 1, 1, -1]
+    batch.next_obs[:] = 0
+    batch.action[:32], batch.action[32:] = np.arange(32) % 4 > 0, 2
+    losses: list[float] = []
+    for _ in range(300):
+        order = rng.permutation(64)
+        batch.obs[:], batch.action[:] = batch.obs[order], batch.action[order]
+        core.update(batch)
+        losses.append(core.metrics()["train/loss"])
+    assert losses[0] == pytest.approx(math.log(2), abs=0.2) and math.log(3) > math.log(2) + 0.4
+    policy = BC(hidden_sizes=(16,)).make_policy(spec)
+    policy.load_weights(written(core))
+    (found,) = policy.probabilities(np.array([[1, 1, 0, 1, -1], [1, 0, 1, 1, -1]], np.float32))
+    np.testing.assert_allclose(found, [[0.25, 0.75, 0], [0, 0, 1]], atol=0.02)
+    assert losses[-1] == pytest.approx(0.5 * (0.25 * math.log(4) + 0.75 * math.log(4 / 3)), abs=0.01)
 
 
 def fill_choices(batch: Batch) -> None:

@@ -17,6 +17,7 @@ from waiting import PATIENCE_SECONDS
 
 import asyncrl
 from asyncrl import A2C, C51, DDPG, DQN, PPO, QRDQN, R2D2, SAC, TD3, TQC, CrossQ, Trainer
+from asyncrl.acting.log_prob import squashed_gaussian
 from asyncrl.algorithms.maximum_entropy_update import squashed_draw
 from asyncrl.cli.main import main
 from asyncrl.errors import CheckpointError, ConfigurationError
@@ -118,6 +119,24 @@ def test_a_squashed_gaussian_knows_the_density_of_its_draws(case: str) -> None:
     np.testing.assert_allclose(got, drawn.log_prob[:, 0], rtol=1e-3, atol=1e-3)
     assert np.isfinite(policy.log_prob(obs, np.broadcast_to(high, (ROWS, 2)))).all()
     assert policy.log_prob(obs[0], action[0]) == pytest.approx(got[0], rel=1e-4)
+
+
+def test_the_density_of_an_action_is_that_of_stable_baselines() -> None:
+    """Its formula: u = artanh(a), |a| at most 1 - 2^-23, and log(1 - a^2 + 1e-6) in place of log(1 - a^2).
+
+    `theirs` are the numbers of its `SquashedDiagGaussianDistribution` for mean 0.3 and log std -0.5.
+    """
+    box = BoxAction((-1.0,), (1.0,), (1,))
+    actions = np.array([0.0, 0.9, -0.9, 0.999, -0.99999, 1.0, -1.0], np.float32).astype(np.float64)
+    mean, log_std = np.full((7, 1), 0.3, np.float32), np.full((7, 1), -0.5, np.float32)
+    found = squashed_gaussian(mean, actions[:, None], log_std, box)
+    u = np.arctanh(actions.clip(-1 + 2.0**-23, 1 - 2.0**-23))
+    normal = -0.5 * ((u - 0.3) / np.exp(-0.5)) ** 2 + 0.5 - 0.5 * np.log(2 * np.pi)
+    theirs = np.array([-0.541262, -0.625806, -3.026950, -10.855760, -45.360630, -73.975212, -87.541245])
+    np.testing.assert_allclose(normal - np.log(1 - actions**2 + 1e-6), theirs, rtol=1e-5)
+    slope = 1 - actions.clip(-1 + 2.0**-23, 1 - 2.0**-23) ** 2
+    np.testing.assert_allclose(found, normal - np.log(slope), rtol=1e-5)
+    np.testing.assert_allclose(found - theirs, [0, 0, 0, 5e-4, 0.049, 1.434, 1.434], atol=1e-3)
 
 
 STATE_VALUES = {

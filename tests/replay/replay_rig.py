@@ -280,12 +280,13 @@ def rig(
     sequences: tuple[int, int, int] | None = None,
     hindsight: Hindsight | None = None,
     joint: bool = False,
+    of_team: bool = False,
     states: int = 0,
 ) -> Iterator[Rig]:
     """A rig whose rings are granted in full once; gamma and alpha keep all sums exact.
 
     With `sequences` (burn-in, length, period) it holds sequences, with `joint` joint rows, with both joint sequences,
-    else transitions.
+    else transitions. Joint sequences are those of a team, joint rows with `of_team`.
     """
     rng = np.random.default_rng(seed)
     layout = RingLayout(envs, slots, spec, extras, state_values=states)
@@ -302,7 +303,7 @@ def rig(
         if joint and shape is not None:
             replay = JointSequenceReplay(readers, shape=shape, **options)
         elif joint:
-            replay = JointReplay(readers, n_step=n_step, gamma=gamma, **options)
+            replay = JointReplay(readers, n_step=n_step, gamma=gamma, of_team=of_team, **options)
         elif shape is None:
             replay = PrioritizedReplay(readers, n_step=n_step, gamma=gamma, hindsight=hindsight, **options)
         else:
@@ -323,6 +324,7 @@ def rig(
             period=period,
             num_agents=spec.num_agents,
             joint=joint,
+            of_team=of_team or shape is not None,
         )
         actors = [
             RandomActor(RingWriter(segment, layout), twin.rows[r], rng) for r, segment in enumerate(segments)

@@ -37,6 +37,7 @@ FRAMES = replace(FRAMES_SPEC, agents=AGENTS_SPEC.agents)
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("of_team", [False, True])
 @pytest.mark.parametrize(
     ("rings", "envs", "slots", "n_step", "frames", "spec", "states"),
     [
@@ -48,10 +49,18 @@ FRAMES = replace(FRAMES_SPEC, agents=AGENTS_SPEC.agents)
     ],
 )
 def test_random_operations_agree_with_the_twin(
-    seed: int, rings: int, envs: int, slots: int, n_step: int, frames: int, spec: Any, states: int
+    seed: int,
+    of_team: bool,
+    rings: int,
+    envs: int,
+    slots: int,
+    n_step: int,
+    frames: int,
+    spec: Any,
+    states: int,
 ) -> None:
     options: dict[str, Any] = {"n_step": n_step, "frame_stack": frames, "extras": EXTRAS, "window": 3}
-    options["states"] = states
+    options |= {"states": states, "of_team": of_team}
     with rig(seed, rings=rings, envs=envs, slots=slots, spec=spec, joint=True, **options) as r:
         batch, old = r.batch(12), []
         for _ in range(400):
@@ -65,7 +74,7 @@ def test_random_operations_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = (tree_kernels, tables, power, gather, rows, sampling, joint_replay, sum_tree)
     interpret(monkeypatch, *modules)
     options: dict[str, Any] = {"n_step": 2, "frame_stack": 2, "spec": FRAMES, "extras": EXTRAS, "states": 2}
-    with rig(0, rings=2, envs=6, slots=32, window=3, joint=True, **options) as r:
+    with rig(0, rings=2, envs=6, slots=32, window=3, joint=True, of_team=True, **options) as r:
         batch, old = r.batch(4), []
         for _ in range(150):
             random_operation(r, batch, old)
@@ -112,6 +121,30 @@ def test_joint_rows_by_hand() -> None:
         for i, after in enumerate(([2, 2, 0], [3, 2, 1], [4, 2, 2], [4, 3, 3])):
             np.testing.assert_array_equal(batch.obs[i], obs[i])
             np.testing.assert_array_equal(batch.next_obs[i], [ring.obs[n, after[n]] for n in range(3)])
+
+
+@pytest.mark.parametrize("of_team", [False, True])
+def test_an_agent_that_is_truncated_alone(of_team: bool) -> None:
+    """Two steps, gamma 1/2: b is truncated in row 1, a terminates in row 2 and with it the team; c is truncated there.
+
+    Each for itself, b and c bootstrap from their last observations. The team goes on from row 1 without b, whose value
+    is no part of the team's any more; with c it would have gone on from row 2.
+    """
+    with rig(0, envs=3, slots=16, n_step=2, spec=AGENTS_SPEC, joint=True, of_team=of_team) as r:
+        actor = r.actors[0]
+        actor.write(6)
+        w = actor.writer
+        w.flags[0, :6] = [0, 0, TERMINATED, RESET, 0, 0]
+        w.flags[1, :6] = [0, TRUNCATED, RESET, RESET, 0, 0]
+        w.flags[2, :6] = [0, 0, TRUNCATED, RESET, 0, 0]
+        r.replay.ingest()
+        batch = r.batch(3)
+        r.replay.sample(batch, 1.0)
+        assert r.keys(batch.ids) == [(0, 0, 0), (0, 1, 0), (0, 2, 0)]
+        alone = [0.25, 0.5, 0.0] if not of_team else [0.0, 0.0, 0.0]
+        assert batch.discount[:, 0].tolist() == [0.25, 0, 0]
+        assert batch.discount[:, 1].tolist() == alone
+        assert batch.discount[:, 2].tolist() == [0.25, 0.25, 0.5]
 
 
 def test_a_death_cuts_the_rows_of_all_agents() -> None:

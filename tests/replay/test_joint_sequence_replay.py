@@ -130,6 +130,21 @@ def test_a_joint_sequence_by_hand() -> None:
         np.testing.assert_array_equal(batch.action[0], ring.action[:, 1:4])
 
 
+def test_an_agent_that_is_truncated_before_its_team_is_not_bootstrapped() -> None:
+    """One step, gamma 1/2: b is truncated in row 1; the team ends in row 2, where a terminates and c is truncated."""
+    with rig(0, envs=3, slots=16, **{**OPTIONS, "n_step": 1, "sequences": (0, 3, 6)}) as r:
+        actor = r.actors[0]
+        actor.write(8)
+        w = actor.writer
+        w.flags[0, :8] = [0, 0, TERMINATED, RESET, 0, 0, 0, 0]
+        w.flags[1, :8] = [0, TRUNCATED, RESET, RESET, 0, 0, 0, 0]
+        w.flags[2, :8] = [0, 0, TRUNCATED, RESET, 0, 0, 0, 0]
+        r.replay.ingest()
+        batch = r.batch(1)
+        r.replay.sample(batch, 1.0)
+        assert batch.discount[0].tolist() == [[0.5, 0.5, 0], [0.5, 0, 0], [0.5, 0.5, 0.5]]
+
+
 def test_a_joint_sequence_is_of_no_use_only_if_no_agent_acts_in_it() -> None:
     with rig(3, envs=6, slots=64, **{**OPTIONS, "n_step": 1, "sequences": (2, 2, 4)}) as r:
         actor = r.actors[0]

@@ -171,6 +171,25 @@ def test_an_episode_whose_columns_differ_in_length_is_refused(walk: Path, name: 
         read_dataset(str(walk), spec, ahead=1)
 
 
+@pytest.mark.parametrize("name", ["terminations", "truncations"])
+def test_an_end_within_an_episode_is_refused(walk: Path, name: str) -> None:
+    """Values would be bootstrapped, and n-step returns summed, over the end of an episode."""
+    spec = describe(EnvSource.from_user(Walk))
+    read_dataset(str(walk), spec, ahead=1)[0].close()
+    with h5py.File(walk / "data" / "main_data.hdf5", "a") as file:
+        assert len(file["episode_2"][name]) == 4
+        file["episode_2"][name][1] = True
+    with pytest.raises(errors.ConfigurationError, match=r"ends before its last step") as refused:
+        read_dataset(str(walk), spec, ahead=1)
+    assert refused.value.facts["episode"] == 2
+    assert refused.value.facts["ends within"] == "1, the first at step 1 of 4"
+    with h5py.File(walk / "data" / "main_data.hdf5", "a") as file:
+        del file["episode_2"][name]
+        file["episode_2"][name] = np.zeros(3, np.bool_)
+    with pytest.raises(errors.ConfigurationError, match=r"of 4 rewards must have as many ends, got"):
+        read_dataset(str(walk), spec, ahead=1)
+
+
 def test_names_of_datasets(tmp_path: Path) -> None:
     assert dataset_id(tmp_path / "hopper-medium-v2") == "hopper-medium-v2"
     assert dataset_id(tmp_path / "my data") == "my-data-v0"
