@@ -84,6 +84,7 @@ from asyncrl.run.env_kwargs import EnvKwargsChanges
 from asyncrl.run.episode_window import Ratings
 from asyncrl.run.evaluate import EvaluationFilms, EvaluationSchedule
 from asyncrl.run.grouped import Group, made_by_others, share_of_algorithm, without_others
+from asyncrl.run.logged import LoggedMetrics
 from asyncrl.run.machine import (
     ResourceMeter,
     choose_device,
@@ -134,6 +135,7 @@ class Run:
         resumed: the checkpoint to resume from, or None.
         started: `time.monotonic()` at which wall and start-up time begin; None is now.
         trainer, callbacks: the user's callbacks, and their first argument.
+        logged: the numbers that the user logs.
 
     Attributes:
         whole_config, whole_algorithm: options of the whole run.
@@ -184,6 +186,7 @@ class Run:
         started: float | None = None,
         trainer: Any = None,
         callbacks: Sequence[Any] = (),
+        logged: LoggedMetrics | None = None,
     ) -> None:
         self.whole_config, self.whole_algorithm = config, algorithm
         self.source, self.group, self.resumed = source, group, resumed
@@ -199,7 +202,10 @@ class Run:
         self.clock = TrainClock(created=started)
         self.directory = RunDirectory(config.run_dir, config.checkpoints_kept, self.resumed is not None)
         self.callbacks = Callbacks(trainer, callbacks, self.stop, self.fail)
-        self.reporter = Reporter(config, self.clock, on_snapshot, self.callbacks, exact=self.algorithm.exact)
+        exact = self.algorithm.exact
+        self.reporter = Reporter(
+            config, self.clock, on_snapshot, self.callbacks, exact=exact, logged=logged
+        )
         self.env_kwargs = EnvKwargsChanges(config, source, server, self.directory, self.fail)
         self._server = server
         self._loop = asyncio.get_running_loop()
@@ -251,6 +257,10 @@ class Run:
                 "at any other time equal runs would change at different steps"
             )
         self.env_kwargs.set(kwargs, self.spec)
+
+    def write_logged(self) -> None:
+        """Write what `on_end` has logged to the metric files."""
+        self.reporter.close()
 
     def kill(self) -> None:
         """Kill every process of the run at once; any thread, also a signal handler."""

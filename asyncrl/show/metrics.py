@@ -272,6 +272,8 @@ class Snapshot:
             `"stopped"`, `"interrupted"`, `"failed"` or None while running.
         error: text of the error that ended the run, or None.
         final_evaluation: finished episodes and number of episodes of the final evaluation; None before it.
+        logged: the newest value of every name that was logged with `trainer.log`.
+        logged_now: those of them that were logged since the last report, which are in the row of this one.
     """
 
     algo: str
@@ -299,6 +301,8 @@ class Snapshot:
     stop_reason: str | None = None
     error: str | None = None
     final_evaluation: tuple[int, int] | None = None
+    logged: dict[str, float] = field(default_factory=dict)
+    logged_now: dict[str, float] = field(default_factory=dict)
 
     if (
         TYPE_CHECKING
@@ -385,16 +389,25 @@ FIELDS: Final = (
 def flat(snapshot: Snapshot | EvaluationResult) -> dict[str, float]:
     """Numbers of a report or an evaluation by public name, in file order; then a report's further scalars.
 
-    Unknown numbers (no episode has finished yet) are left out; NaN and infinity stay. Returns a new dict; any thread.
+    Unknown numbers (no episode has finished yet) are left out; NaN and infinity stay. The last are the numbers that
+    were logged with `trainer.log` since the report before. Returns a new dict; any thread.
     """
     named: Mapping[str, float | None]
+    logged: Mapping[str, float] = {}
     if isinstance(snapshot, EvaluationResult):
         parts = snapshot.agent_returns | snapshot.policy_returns | snapshot.level_returns
         each = {f"eval/mean_reward/{name}": value for name, value in parts.items()}
         named = {metric.name: getattr(snapshot, str(metric.key)) for metric in EVALUATION_METRICS} | each
     else:
-        named = snapshot.metrics
-    return {name: value for name, value in named.items() if value is not None and "/" in name}
+        named, logged = snapshot.metrics, snapshot.logged_now
+    known = {name: value for name, value in named.items() if value is not None and "/" in name}
+    return {**known, **logged}
+
+
+def is_own(name: str) -> bool:
+    """Whether a name of the metric files is one that the user has logged, not one of the run's metrics."""
+    section, slash, _ = name.partition("/")
+    return not (slash and section in SECTIONS)
 
 
 def over_groups(own: Metrics, others: Iterable[Mapping[str, Any]]) -> Metrics:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
 from pathlib import Path
@@ -34,6 +34,7 @@ from asyncrl.errors import (
 )
 from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import checked
+from asyncrl.run.logged import LoggedMetrics
 from asyncrl.run.result import TrainResult
 from asyncrl.run.switching import paused_collection
 from asyncrl.show.metrics import Snapshot
@@ -224,6 +225,7 @@ class Trainer(ShownByCard):
         self._snapshot: Snapshot | None = None
         self._listeners: list[Callable[[Snapshot], None]] = []
         self._callbacks: tuple[Any, ...] = ()
+        self._logged = LoggedMetrics()
 
     if not TYPE_CHECKING:  # a type checker would take every name
 
@@ -423,6 +425,28 @@ class Trainer(ShownByCard):
             with contextlib.suppress(RuntimeError):  # the run and its loop have just ended
                 loop.call_soon_threadsafe(run.stop, reason)
 
+    def log(self, name: str | Mapping[str, Any], value: Any = None) -> None:
+        """Log numbers of your own beside the run's metrics: `log("probe/success", 0.5)`, `log({"a": 1, "b": 2})`.
+
+        They are in the next row of `metrics.jsonl` and TensorBoard, at its environment steps, and on the page, each in a
+        chart; of several values of a name until then the last counts. Any thread, from before the run until `on_end`.
+        Training does not wait for it, and nothing that is learned depends on it.
+
+        Args:
+            name: name of the number, or numbers by name; not one in the sections of the run's own metrics (`train/`).
+            value: an int, a float, or one element of NumPy or torch; NaN and infinity are gaps in the charts.
+
+        Raises:
+            TypeError: a value is not one real number, or a name no text.
+            ValueError: there are too many names, or one is the run's own, or has characters that a file or page does not take.
+            RuntimeError: the run has ended.
+        """
+        if self.done:
+            raise RuntimeError("log works until the run has ended; call it in a callback, on_end at the latest")
+        if isinstance(name, Mapping) and value is not None:
+            raise TypeError(f"log takes a name and its value, or one dict, got a dict and {value!r:.60}")
+        self._logged.log(name if isinstance(name, Mapping) else {name: value})
+
     def set_env_kwargs(self, **kwargs: Any) -> None:
         """Change keyword arguments of the training environments while the run goes on; any thread.
 
@@ -594,6 +618,7 @@ class Trainer(ShownByCard):
         finally:
             self.result = run.result
             run.callbacks.end(self.result)
+            run.write_logged()
         if run.callbacks.error is not None:
             raise run.callbacks.error
         return result
@@ -617,7 +642,16 @@ class Trainer(ShownByCard):
         place, group = own_place(config), None
         if place is None and config.groups > 1 and "RANK" not in os.environ:
             server.close()  # the ranks start their own
-            return Ranks(config, algorithm, self._source, self._receive, resumed, self, self._callbacks)
+            return Ranks(
+                config,
+                algorithm,
+                self._source,
+                self._receive,
+                resumed,
+                trainer=self,
+                callbacks=self._callbacks,
+                logged=self._logged,
+            )
         if place is not None and config.policies:
             raise ConfigurationError(
                 "policies must be none in one of several groups",
@@ -637,6 +671,7 @@ class Trainer(ShownByCard):
                 started=self._started_at,
                 trainer=self,
                 callbacks=self._callbacks,
+                logged=self._logged,
             )
         except BaseException as error:
             if group is not None:
