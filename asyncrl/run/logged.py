@@ -11,7 +11,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from asyncrl.show.metrics import FIELDS, SECTIONS
+from asyncrl.show.kept_run import SECTIONS
+from asyncrl.show.metrics import FIELDS
 
 MOST_NAMES = 100
 """Most names of a run: each is a chart of the page and a column of its history."""

@@ -18,6 +18,7 @@ from asyncrl.interfaces import Bins, Distribution, Metrics, ValuePairs
 from asyncrl.show.evaluation_result import EvaluationFilm
 from asyncrl.show.evaluation_result import EvaluationResult as EvaluationResult
 from asyncrl.show.group_statistics import GroupStatistics
+from asyncrl.show.kept_run import SECTIONS
 
 
 @dataclass(frozen=True)
@@ -214,8 +215,6 @@ HISTOGRAMS: Final = (
 BY_KEY: Final = {metric.key: metric for metric in RUN_METRICS if metric.key is not None}
 UNMEASURED: Final[Metrics] = {metric.name: None if metric.optional else 0 for metric in RUN_METRICS}
 """Every number before it is measured, in file order."""
-SECTIONS = ("rollout", "time", "train", "eval", "async", "system")
-"""Sections of the public names, in the order of the columns of `progress.csv`."""
 METRIC_NAMES: Final = tuple(
     metric.name
     for section in SECTIONS
@@ -402,12 +401,6 @@ def flat(snapshot: Snapshot | EvaluationResult) -> dict[str, float]:
         named, logged = snapshot.metrics, snapshot.logged_now
     known = {name: value for name, value in named.items() if value is not None and "/" in name}
     return {**known, **logged}
-
-
-def is_own(name: str) -> bool:
-    """Whether a name of the metric files is one that the user has logged, not one of the run's metrics."""
-    section, slash, _ = name.partition("/")
-    return not (slash and section in SECTIONS)
 
 
 def over_groups(own: Metrics, others: Iterable[Mapping[str, Any]]) -> Metrics:
