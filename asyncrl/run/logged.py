@@ -101,6 +101,8 @@ def _number(name: Any, value: Any) -> float:
             f"the value of {name!r} must be one number, got {value!r:.60} of type {type(value).__name__}; "
             "log an int or a float"
         )
+    if hasattr(value, "detach"):  # torch warns of a tensor with a gradient
+        value = value.detach()
     try:
         return float(value)
     except (OverflowError, TypeError, ValueError) as error:

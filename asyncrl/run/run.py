@@ -880,6 +880,7 @@ class Run:
     ) -> dict[str, Any]:
         """Write and return the content of `summary.json`."""
         summary = summarize(snapshot, evaluation, self.reporter.actor_wait_seconds)
+        summary["reward_threshold"] = self.spec.reward_threshold if self.built else None
         cut = self.evaluator.cut_episodes if evaluation is not None else 0
         greedy = self.config.eval_deterministic
         summary["eval"] |= {"deterministic": greedy, "cut_episodes": cut, "error": failure}
