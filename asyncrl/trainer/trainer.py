@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import importlib
 import os
 import sys
 import threading
@@ -21,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Never, Self, Unpack
 
 from asyncrl.actors.forkserver import ForkServer
-from asyncrl.algorithms.other_names import unknown_attribute
+from asyncrl.actors.probe import probe
+from asyncrl.algorithms.other_names import Answering, unknown_attribute
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.changes import described
 from asyncrl.envs.source import EnvSource
@@ -30,8 +32,10 @@ from asyncrl.errors import (
     ConfigurationError,
     ListenerFailed,
     StoppedWhileStarting,
+    UserError,
     describe_error,
 )
+from asyncrl.interfaces import EnvSpec
 from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import checked
 from asyncrl.run.logged import LoggedMetrics
@@ -78,7 +82,7 @@ WORKER_SECONDS = 60.0
 """Longest time that the end of a run waits for its loop's worker threads, which write files."""
 
 
-class Trainer(ShownByCard):
+class Trainer(ShownByCard, metaclass=Answering):
     """Trains a policy in one environment, for its agent or all of its agents, or several; one run per object.
 
         trainer = Trainer("CartPole-v1", DQN(learning_rate=1e-3), num_actors=2, seed=0)
@@ -631,14 +635,17 @@ class Trainer(ShownByCard):
             GroupLost: a group did not join.
             StoppedWhileStarting: `stop` was called meanwhile.
         """
-        # Imported here because it imports torch, which then loads in parallel with the fork server, and is not loaded
-        # by an actor whose environment's module imports Trainer.
-        with paused_collection():
-            from asyncrl.run.grouped import Group, own_place
-            from asyncrl.run.run import Run
-            from asyncrl.trainer.ranks import Ranks
-
         config, algorithm, resumed = self.config, self.algorithm, self._resumed
+        probing = None
+        if config.groups == 1 and "RANK" not in os.environ:
+            # While torch loads. What the user can mend is told at once; the run hears of any other error, and keeps it.
+            probe_of_env = probe(server, self._source, config.ready_timeout_seconds)
+            probing = asyncio.create_task(probe_of_env, name="probe")
+        await _loaded(probing)
+        from asyncrl.run.grouped import Group, own_place
+        from asyncrl.run.run import Run
+        from asyncrl.trainer.ranks import Ranks
+
         place, group = own_place(config), None
         if place is None and config.groups > 1 and "RANK" not in os.environ:
             server.close()  # the ranks start their own
@@ -672,6 +679,7 @@ class Trainer(ShownByCard):
                 trainer=self,
                 callbacks=self._callbacks,
                 logged=self._logged,
+                probing=probing,
             )
         except BaseException as error:
             if group is not None:
@@ -726,6 +734,41 @@ def train(
 async def _show(trainer: Trainer, card: LiveCard) -> None:
     async for snapshot in trainer.stream():
         card.show(snapshot)
+
+
+async def _loaded(probing: asyncio.Task[EnvSpec] | None) -> None:
+    """Wait until the modules of a run are imported, which import torch, on a thread of their own.
+
+    They are imported only here, in parallel with the fork server, and not by an actor whose environment's module
+    imports Trainer. The thread is no daemon: torch's code must not be cut off at the end of the program.
+
+    Raises:
+        UserError: the probe has found a mistake meanwhile; the import goes on.
+    """
+    loop = asyncio.get_running_loop()
+    imported: asyncio.Future[None] = loop.create_future()
+
+    def tell(error: BaseException | None) -> None:
+        if not imported.done():
+            imported.set_result(None) if error is None else imported.set_exception(error)
+
+    def load() -> None:
+        failed = None
+        try:
+            with paused_collection():
+                importlib.import_module("asyncrl.run.run")
+                importlib.import_module("asyncrl.trainer.ranks")
+        except BaseException as error:
+            failed = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(tell, failed)
+
+    threading.Thread(target=load, name="asyncrl-import").start()
+    first = (imported,) if probing is None else (imported, probing)
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    if probing is not None and probing.done() and isinstance(probing.exception(), UserError):
+        probing.result()
+    await imported
 
 
 def _loop_is_running() -> bool:
