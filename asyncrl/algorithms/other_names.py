@@ -40,7 +40,7 @@ CLOSEST = {
 }
 """Algorithms of other libraries, without signs and in small letters: the closest one here, and a note."""
 
-_LOG = 'trainer.log(name, value), or trainer.log({name: value})'
+_LOG = "trainer.log(name, value), or trainer.log({name: value})"
 ATTRIBUTES = {
     "Hyperparameters": {
         "learn": "Trainer(env, {own}()).learn(total_steps=...)",

@@ -76,9 +76,6 @@ def _outcome(runs: Sequence[KeptRun]) -> dict[str, str]:
         return _mean(runs, lambda run: number_of((table(run.summary, of) if of else run.summary).get(name)))
 
     updates = _mean(runs, lambda run: integer(run.summary.get("updates")))
-    last = {run: run.last_values() for run in runs}
-    own = dict.fromkeys(name for values in last.values() for name in values if is_logged(name))
-    logged = {name: number(_mean(runs, lambda run, name=name: last[run].get(name))) for name in own}
     return {
         "runs": str(len(runs)),
         "state": _said(runs, lambda run: run.state),
@@ -95,10 +92,20 @@ def _outcome(runs: Sequence[KeptRun]) -> dict[str, str]:
         "policy lag (updates)": number(figure("mean", "policy_lag")),
         "learner waits": _percent(figure("learner_wait_fraction")),
         "actors wait": _percent(figure("actor_wait_fraction")),
-        **logged,
+        **_logged(runs),
         "asyncrl": _said(runs, lambda run: str(run.meta.get("asyncrl") or "-")),
         "commit": _said(runs, lambda run: str(run.meta.get("git_commit") or "-")[:12]),
     }
+
+
+def _logged(runs: Sequence[KeptRun]) -> dict[str, str]:
+    """The last value of every number that the user logged, as a mean over the runs that have it."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        for name, value in run.last_values().items():
+            if is_logged(name):
+                found.setdefault(name, []).append(value)
+    return {name: number(sum(values) / len(values)) for name, values in found.items()}
 
 
 def _mean(runs: Sequence[KeptRun], of: Callable[[KeptRun], float | None]) -> float | None:

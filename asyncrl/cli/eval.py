@@ -1,7 +1,7 @@
 """`asyncrl eval`: play episodes with the policy of a run or a file and print the returns.
 
-It plays what the run's own evaluations play, `eval_env` and `eval_levels`, so that its figures are theirs; `--env` names
-another environment.
+It plays what the run's own evaluations play, `eval_env` and `eval_levels`, so that its figures are theirs; `--env`
+names another environment.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def run(options: EvalOptions, server: ForkServer) -> None:
 
 
 def evaluate(policy: PortablePolicy, file: str, options: EvalOptions, server: ForkServer) -> dict[str, Any]:
-    """Play the episodes with the policy in `file`, in a process of `server`; returns the record that `--json` prints."""
+    """Play episodes with the policy in `file`, in a process of `server`; returns the record that `--json` prints."""
     return asyncio.run(_evaluate(policy, file, options, server))
 
 
@@ -146,7 +146,9 @@ async def _played(
     from asyncrl.storage.run_files import evaluations_of_run
 
     if options.env is not None:
-        source = EnvSource.from_user(options.env).in_place_of(policy.source).with_arguments(options.env_kwargs)
+        source = (
+            EnvSource.from_user(options.env).in_place_of(policy.source).with_arguments(options.env_kwargs)
+        )
         spec = await probe(server, source)
         require_same_spaces(policy.spec, spec)
         return source, spec.max_episode_steps

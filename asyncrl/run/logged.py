@@ -69,7 +69,9 @@ class LoggedMetrics:
 def checked_name(name: Any) -> str:
     """Return the name. Raises TypeError or ValueError if no number may be logged by it."""
     if not isinstance(name, str):
-        raise TypeError(f"a logged name must be a text, got {name!r}; write trainer.log('probe/success', 0.5)")
+        raise TypeError(
+            f"a logged name must be a text, got {name!r}; write trainer.log('probe/success', 0.5)"
+        )
     if len(name) > MOST_CHARACTERS or not _NAME.fullmatch(name):
         shown = name if len(name) <= MOST_CHARACTERS else f"{name[:MOST_CHARACTERS]}..."
         raise ValueError(

@@ -205,9 +205,7 @@ class Run:
         self.directory = RunDirectory(config.run_dir, config.checkpoints_kept, self.resumed is not None)
         self.callbacks = Callbacks(trainer, callbacks, self.stop, self.fail)
         exact = self.algorithm.exact
-        self.reporter = Reporter(
-            config, self.clock, on_snapshot, self.callbacks, exact=exact, logged=logged
-        )
+        self.reporter = Reporter(config, self.clock, on_snapshot, self.callbacks, exact=exact, logged=logged)
         self.env_kwargs = EnvKwargsChanges(config, source, server, self.directory, self.fail)
         self._server, self._probing = server, probing
         self._loop = asyncio.get_running_loop()
@@ -387,7 +385,9 @@ class Run:
         stack.push_async_callback(ended, self._probing)
         await asyncio.wait((self._probing,), timeout=ALONE_SECONDS)
         if self._probing.done():
-            check_agents(self.algorithm, with_policy_options(self._probing.result(), self.config.policy_options))
+            check_agents(
+                self.algorithm, with_policy_options(self._probing.result(), self.config.policy_options)
+            )
 
     async def _serve_page(self, stack: contextlib.AsyncExitStack) -> None:
         """Serve the live page, unless `http` is off, until `stack` closes it; its address is in `http.json`."""

@@ -115,7 +115,9 @@ def _train_metrics(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
 def _logged(values: dict[str, float]) -> Iterator[GaugeMetricFamily]:
     """The numbers that the user has logged, by their names as labels: `a.b` and `a_b` would be one name of a series."""
     if values:
-        family = GaugeMetricFamily("asyncrl_logged", "Newest value that the user has logged.", labels=["name"])
+        family = GaugeMetricFamily(
+            "asyncrl_logged", "Newest value that the user has logged.", labels=["name"]
+        )
         for name, value in values.items():
             family.add_metric([name], value)
         yield family

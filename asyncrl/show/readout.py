@@ -95,8 +95,8 @@ class Readout:
         return [
             f" | return {values['return/100']}, evaluation {evaluation}",
             *self._rates(values),
-            *([] if self.ended else [waits]),
             *(f" | {field.label} {field.value}" for field in self.logged),
+            *([] if self.ended else [waits]),
             f" | acting {values['acting'].partition(' (')[0]}",
             f" | loss {values['loss']}",
             f" | staleness {values['staleness'].replace(' updates', '').replace(' update', '')}",

@@ -42,9 +42,7 @@ def main(directory: Path) -> int:
     trainer = Trainer._of_job(job)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: trainer.stop("interrupted"))
-    threading.Thread(
-        target=_obey, args=(launcher, trainer), name="asyncrl-launcher", daemon=True
-    ).start()
+    threading.Thread(target=_obey, args=(launcher, trainer), name="asyncrl-launcher", daemon=True).start()
     if rank == 0:
         send_snapshots(
             trainer,

@@ -432,8 +432,8 @@ class Trainer(ShownByCard, metaclass=Answering):
     def log(self, name: str | Mapping[str, Any], value: Any = None) -> None:
         """Log numbers of your own beside the run's metrics: `log("probe/success", 0.5)`, `log({"a": 1, "b": 2})`.
 
-        They are in the next row of `metrics.jsonl` and TensorBoard, at its environment steps, and on the page, each in a
-        chart; of several values of a name until then the last counts. Any thread, from before the run until `on_end`.
+        They are in the next row of `metrics.jsonl` and TensorBoard, at its environment steps, and on the page, each in
+        a chart; of several values of a name until then the last counts. Any thread, from before the run until `on_end`.
         Training does not wait for it, and nothing that is learned depends on it.
 
         Args:
@@ -442,11 +442,13 @@ class Trainer(ShownByCard, metaclass=Answering):
 
         Raises:
             TypeError: a value is not one real number, or a name no text.
-            ValueError: there are too many names, or one is the run's own, or has characters that a file or page does not take.
+            ValueError: there are too many names, or one is the run's own, or has characters that are not taken.
             RuntimeError: the run has ended.
         """
         if self.done:
-            raise RuntimeError("log works until the run has ended; call it in a callback, on_end at the latest")
+            raise RuntimeError(
+                "log works until the run has ended; call it in a callback, on_end at the latest"
+            )
         if isinstance(name, Mapping) and value is not None:
             raise TypeError(f"log takes a name and its value, or one dict, got a dict and {value!r:.60}")
         self._logged.log(name if isinstance(name, Mapping) else {name: value})

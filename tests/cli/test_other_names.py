@@ -352,17 +352,35 @@ def test_what_is_answered_is_there() -> None:
             lambda: PPO.load,
             "type object 'PPO' has no attribute 'load'; it holds options only, write asyncrl.load(path), which acts",
         ),
-        (lambda: DQN().load, "'DQN' object has no attribute 'load'; it holds options only, write asyncrl.load("),
+        (
+            lambda: DQN().load,
+            "'DQN' object has no attribute 'load'; it holds options only, write asyncrl.load(",
+        ),
         (
             lambda: SAC.learn,
             "type object 'SAC' has no attribute 'learn'; it holds options only, write Trainer(env, SAC())",
         ),
-        (lambda: PPO().predict, "'PPO' object has no attribute 'predict'; it holds options only, write result = "),
+        (
+            lambda: PPO().predict,
+            "'PPO' object has no attribute 'predict'; it holds options only, write result = ",
+        ),
         (lambda: PPO.other, "type object 'PPO' has no attribute 'other'"),
-        (lambda: Trainer.load, "type object 'Trainer' has no attribute 'load'; write asyncrl.load(path), or "),
-        (lambda: trainer().logger, "'Trainer' object has no attribute 'logger'; write trainer.log(name, value)"),
-        (lambda: Mine().logger.record, "'Mine' object has no attribute 'logger'; write trainer.log(name, value)"),
-        (lambda: Mine().model, "'Mine' object has no attribute 'model'; write trainer, the first argument of"),
+        (
+            lambda: Trainer.load,
+            "type object 'Trainer' has no attribute 'load'; write asyncrl.load(path), or ",
+        ),
+        (
+            lambda: trainer().logger,
+            "'Trainer' object has no attribute 'logger'; write trainer.log(name, value)",
+        ),
+        (
+            lambda: Mine().logger.record,
+            "'Mine' object has no attribute 'logger'; write trainer.log(name, value)",
+        ),
+        (
+            lambda: Mine().model,
+            "'Mine' object has no attribute 'model'; write trainer, the first argument of",
+        ),
     ],
 )
 def test_what_models_and_callbacks_of_another_library_have(get: Any, text: str) -> None:

@@ -178,7 +178,9 @@ def test_a_metric_that_no_run_has_is_answered_with_those_there_are(
     assert told[-1] == "  fix: did you mean --metric probe/score?"
     assert main(["plot", str(tmp_path), "--metric", "zzzz"]) == 1
     told = capsys.readouterr().err.splitlines()
-    assert told[-1] == "  fix: name one of these with --metric" and not any("nearest" in line for line in told)
+    assert told[-1] == "  fix: name one of these with --metric" and not any(
+        "nearest" in line for line in told
+    )
 
 
 def test_a_run_without_a_report_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

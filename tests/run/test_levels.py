@@ -159,7 +159,9 @@ def test_eval_plays_what_the_evaluations_of_the_run_play(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     levels = {"rich": {"reward": 7.0}, "plain": {}}
-    result, _ = trained(tmp_path, eval_env=partial(Paid, -1.0), env_kwargs={"reward": 2.0}, eval_levels=levels)
+    result, _ = trained(
+        tmp_path, eval_env=partial(Paid, -1.0), env_kwargs={"reward": 2.0}, eval_levels=levels
+    )
     record = played(tmp_path / "run", capsys)
     assert record["level_returns"] == result.evaluation.level_returns == {"rich": 35.0, "plain": -5.0}
     assert (record["return_mean"], record["episodes"]) == (15.0, 4)
@@ -179,8 +181,14 @@ def test_eval_plays_an_environment_that_is_named(tmp_path: Path, capsys: pytest.
     Trainer("levels:Level", record, run_dir=run, **QUICK, env_kwargs={"level": 1}).learn(total_steps=100)
     assert played(run, capsys)["length_mean"] == 4.0
     named = played(run, capsys, "--env", "levels:Settable", "--env-kwargs", "level:4")
-    assert (named["length_mean"], named["env"], named["trained_env"]) == (7.0, "levels:Settable", "levels:Level")
-    assert played(run, capsys, "--env", "levels:Level")["length_mean"] == 3.0, "not the run's keyword arguments"
+    assert (named["length_mean"], named["env"], named["trained_env"]) == (
+        7.0,
+        "levels:Settable",
+        "levels:Level",
+    )
+    assert played(run, capsys, "--env", "levels:Level")["length_mean"] == 3.0, (
+        "not the run's keyword arguments"
+    )
     assert main(["eval", str(run), "--env", "levels:Level", "--env-kwargs", "wide:True"]) == 1
     assert "[ASYNC005] levels:Level cannot evaluate a policy of levels:Level: their observation" in (
         capsys.readouterr().err
@@ -192,10 +200,7 @@ def test_eval_plays_an_environment_that_is_named(tmp_path: Path, capsys: pytest.
 def test_an_environment_in_place_of_another_gets_its_named_wrappers() -> None:
     wrapper = "gymnasium.wrappers:ClipReward"
     trained_in = EnvSource.from_user("levels:Level").changed({"level": 3}, (wrapper,), agent_id=True)
-    source = EnvSource.from_user("levels:Settable").in_place_of(trained_in).with_arguments({"level": 2})
-    assert unpack_changes(source.payload) == (
-        "levels:Settable",
-        {"level": 2},
-        (wrapper, "asyncrl.envs.agents:AgentId"),
-    )
+    source = EnvSource.from_user("levels:Settable").in_place_of(trained_in)
+    wrappers = [wrapper, "asyncrl.envs.agents:AgentId"]
+    assert unpack_changes(source.payload) == ("levels:Settable", {}, wrappers)
     assert EnvSource.from_user("a").in_place_of(EnvSource.from_user(Paid)) == EnvSource.from_user("a")

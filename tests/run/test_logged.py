@@ -104,7 +104,9 @@ def test_a_resumed_run_goes_on_with_rows_and_newest_values(tmp_path: Path) -> No
     Trainer.resume(tmp_path / "run", "+400").learn(callbacks=[later])
     assert later.seen["my/start"] == 1.0 and later.seen["my/later"] == 2.0
     kept = rows(tmp_path / "run")
-    assert len([row for row in kept if "my/reports" in row]) == before, "rows of before stay, none is repeated"
+    assert len([row for row in kept if "my/reports" in row]) == before, (
+        "rows of before stay, none is repeated"
+    )
     assert [row["my/later"] for row in kept if "my/later" in row] == [2.0]
     assert KeptRun(tmp_path / "run").last_values()["my/start"] == 1.0
 

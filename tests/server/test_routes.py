@@ -132,7 +132,10 @@ def test_history_and_stats_have_what_the_user_logs() -> None:
     feed._remember(make_snapshot())
     feed._remember(make_snapshot(logged={"probe/score": 0.5}))
     feed._remember(make_snapshot(logged={"probe/score": math.nan, "mine": 3.0}))
-    assert json.loads(feed.history())["logged"] == {"probe/score": [None, 0.5, None], "mine": [None, None, 3.0]}
+    assert json.loads(feed.history())["logged"] == {
+        "probe/score": [None, 0.5, None],
+        "mine": [None, None, 3.0],
+    }
     reading = Reading(make_snapshot(logged={"a": 1.0, "b": math.inf}, logged_now={"a": 1.0}))
     stats = json.loads(reading.json)
     assert (stats["logged"], stats["logged_now"], stats["a"]) == ({"a": 1.0, "b": None}, {"a": 1.0}, 1.0)
