@@ -375,7 +375,8 @@ def test_what_the_user_logs_has_a_line_on_the_screen(size: tuple[int, int]) -> N
         assert len(lines) <= size[1] and max(map(len, lines)) <= size[0]
         name = next(iter(own))[:40]
         assert sum(name in line for line in lines) == 1
-    assert " 810 updates/s | probe/number_0 0" in readout(make_snapshot(logged=logged)).line()
+    line = readout(make_snapshot(logged={"probe": 0.5, **logged})).line()
+    assert " 810 updates/s | probe 0.5" in line and len(line) <= LINE_LENGTH, "where there is room"
 
 
 @pytest.mark.parametrize("fusion", GROUPS)
