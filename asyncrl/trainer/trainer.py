@@ -747,6 +747,9 @@ async def _loaded(probing: asyncio.Task[EnvSpec] | None) -> None:
     Raises:
         UserError: the probe has found a mistake meanwhile; the import goes on.
     """
+    modules = ("asyncrl.run.run", "asyncrl.trainer.ranks")
+    if all(module in sys.modules for module in modules):
+        return
     loop = asyncio.get_running_loop()
     imported: asyncio.Future[None] = loop.create_future()
 
@@ -758,8 +761,8 @@ async def _loaded(probing: asyncio.Task[EnvSpec] | None) -> None:
         failed = None
         try:
             with paused_collection():
-                importlib.import_module("asyncrl.run.run")
-                importlib.import_module("asyncrl.trainer.ranks")
+                for module in modules:
+                    importlib.import_module(module)
         except BaseException as error:
             failed = error
         with contextlib.suppress(RuntimeError):  # the loop has ended
