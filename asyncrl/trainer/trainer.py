@@ -629,6 +629,18 @@ class Trainer(ShownByCard, metaclass=Answering):
             raise run.callbacks.error
         return result
 
+    async def _probe_while_loading(self, server: ForkServer) -> asyncio.Task[EnvSpec] | None:
+        """Load the modules of a run; returns the probe that has begun meanwhile, None for one of several groups.
+
+        What the user can mend is raised at once; the run hears of any other error of the probe, and keeps it.
+        """
+        probing = None
+        if self.config.groups == 1 and "RANK" not in os.environ:
+            own = probe(server, self._source, self.config.ready_timeout_seconds)
+            probing = asyncio.create_task(own, name="probe")
+        await _loaded(probing)
+        return probing
+
     async def _make_run(self, server: ForkServer) -> Run | Ranks:
         """Make the run: of this process, as one of several groups under torchrun, or of the processes of its groups.
 
@@ -637,13 +649,8 @@ class Trainer(ShownByCard, metaclass=Answering):
             GroupLost: a group did not join.
             StoppedWhileStarting: `stop` was called meanwhile.
         """
+        probing = await self._probe_while_loading(server)
         config, algorithm, resumed = self.config, self.algorithm, self._resumed
-        probing = None
-        if config.groups == 1 and "RANK" not in os.environ:
-            # While torch loads. What the user can mend is told at once; the run hears of any other error, and keeps it.
-            probe_of_env = probe(server, self._source, config.ready_timeout_seconds)
-            probing = asyncio.create_task(probe_of_env, name="probe")
-        await _loaded(probing)
         from asyncrl.run.grouped import Group, own_place
         from asyncrl.run.run import Run
         from asyncrl.trainer.ranks import Ranks
