@@ -651,6 +651,7 @@ class Trainer(ShownByCard, metaclass=Answering):
         """
         probing = await self._probe_while_loading(server)
         config, algorithm, resumed = self.config, self.algorithm, self._resumed
+        of_user: dict[str, Any] = {"trainer": self, "callbacks": self._callbacks, "logged": self._logged}
         from asyncrl.run.grouped import Group, own_place
         from asyncrl.run.run import Run
         from asyncrl.trainer.ranks import Ranks
@@ -658,16 +659,7 @@ class Trainer(ShownByCard, metaclass=Answering):
         place, group = own_place(config), None
         if place is None and config.groups > 1 and "RANK" not in os.environ:
             server.close()  # the ranks start their own
-            return Ranks(
-                config,
-                algorithm,
-                self._source,
-                self._receive,
-                resumed,
-                trainer=self,
-                callbacks=self._callbacks,
-                logged=self._logged,
-            )
+            return Ranks(config, algorithm, self._source, self._receive, resumed, **of_user)
         if place is not None and config.policies:
             raise ConfigurationError(
                 "policies must be none in one of several groups",
@@ -685,10 +677,8 @@ class Trainer(ShownByCard, metaclass=Answering):
                 group=group,
                 resumed=resumed,
                 started=self._started_at,
-                trainer=self,
-                callbacks=self._callbacks,
-                logged=self._logged,
                 probing=probing,
+                **of_user,
             )
         except BaseException as error:
             if group is not None:
