@@ -31,7 +31,15 @@ def test_a_callback_of_the_page_ends_its_run() -> None:
     assert isinstance(ppo, PPO) and ppo._clip_ranges(1.0)[0] == 0.1
 
 
-@pytest.mark.parametrize("number", [1, 2])
+def test_the_numbers_of_the_page_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    space = run(blocks("callbacks.md")[1].replace("5_000", "1_200").replace("2_000", "500"))
+    text = (tmp_path / "runs" / "probed" / "metrics.jsonl").read_text()
+    assert space["result"].stop_reason == "total_steps"
+    assert '"probe/longest_episode":' in text and '"probe/score":' in text.splitlines()[-1]
+
+
+@pytest.mark.parametrize("number", [2, 3])
 def test_the_curricula_of_the_page_change_the_environments(number: int) -> None:
     block = blocks("callbacks.md")[number].replace("20_000", "1_200").replace("2_000", "400")
     space = run(block.replace("0.9", "-1.0"))

@@ -220,7 +220,7 @@ class Actor:
         self._stamp(slot)
         self._row += 1
         if self.streams.successes is not None and len(events):
-            writer.log_successes(self.streams.successes[events[events[:, 1] != RESET, 0]])
+            writer.log_successes(self.streams.successes_of(events))
         taken = self.streams.count_row(
             *(events, self._rewards, self._returns, self._began_at, self._row),
             *(writer.flags, writer.reward, slot),

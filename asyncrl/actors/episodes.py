@@ -182,7 +182,11 @@ class EpisodePlayer:
                 continue
             self._finished += 1
             self.cut_episodes += not ended
-            self.successes[episode] = env_checks.success_of(step[4])
+            self.successes[episode] = (
+                env_checks.share_of_agents(env.successes)
+                if self._spec.agents
+                else env_checks.success_of(step[4])
+            )
             if (following := episode + len(self._envs)) < len(seeds):
                 obs.begin(self._rows_of(following), self._reset(following, seeds))
                 still.append(following)

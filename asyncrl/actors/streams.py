@@ -55,7 +55,8 @@ class Streams:
         num_agents: N, neighbouring streams of one environment.
         newest: `[E, *obs_shape]` in storage dtype, observations of the last `reset` or `step`: read-only, valid until
             the next call. It is the caller's array, or the environment's own, which is denser.
-        successes: `[E]`, whether each stream's last episode succeeded (`checks.SUCCEEDED`); None until one says so.
+        successes: `[E]`, whether each stream's last episode succeeded (`checks.SUCCEEDED`), of several agents that of
+            the environment in its first stream; None until one says so.
     """
 
     STATE: tuple[str, ...] = ()
@@ -98,6 +99,12 @@ class Streams:
     def success(self, stream: int) -> int:
         """Success of a stream's last episode."""
         return env_checks.UNKNOWN if self.successes is None else int(self.successes[stream])
+
+    def successes_of(self, events: Events) -> NDArray[np.int8]:
+        """Successes of the episodes that end with the events of a row, in their order; `successes` must be known."""
+        assert self.successes is not None
+        ended: NDArray[np.int8] = self.successes[events[events[:, 1] != RESET, 0]]
+        return ended
 
     def _note_success(self, stream: int, success: int) -> None:
         """Store the success of an episode that ends."""
@@ -515,6 +522,8 @@ class AgentStreams(Streams):
                 if not env.flagged:
                     continue
                 flags[start : start + count] = env.flags
+                if env.over:
+                    self._note_success(at, env_checks.share_of_agents(env.successes))
             else:
                 arguments = self._renewed(e, at)
                 next_obs[streams], rewards[streams] = self.envs[e].reset(**arguments)[0], 0.0
@@ -526,6 +535,14 @@ class AgentStreams(Streams):
             return _NO_EVENTS
         flagged = np.flatnonzero(flags)
         return np.stack((flagged + first, flags[flagged]), axis=1) if flagged.size else _NO_EVENTS
+
+    def successes_of(self, events: Events) -> NDArray[np.int8]:
+        """See `Streams.successes_of`; an episode ends with its last agent."""
+        assert self.successes is not None
+        count = len(self._agents)
+        envs = np.unique(events[events[:, 1] != RESET, 0] // count)
+        ended: NDArray[np.int8] = self.successes[envs[~self.live[envs].any(axis=1)] * count]
+        return ended
 
     def write_states(self, out: NDArray[np.float32]) -> None:
         """See `Streams.write_states`."""

@@ -9,21 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from asyncrl.acting.images import NetworkName, choose_network, with_shape
 from asyncrl.acting.layouts import NetworkFactory
 from asyncrl.acting.schedules import Rate, not_called_with, parameters_of
-from asyncrl.algorithms.other_names import refuse_other_value, unknown_option
+from asyncrl.algorithms.other_names import (
+    Answering,
+    refuse_other_value,
+    unknown_attribute,
+    unknown_option,
+)
 from asyncrl.algorithms.preset_files import preset_for
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import Range, check_options
 
 if TYPE_CHECKING:
     from asyncrl.acting.critics import CriticLayout
-
-
-_ELSEWHERE = {
-    "learn": "Trainer(env, {name}()).learn(total_steps=...)",
-    "predict": "result = Trainer(env, {name}()).learn(total_steps=...), then result.policy.predict(obs)",
-    "save": "result = Trainer(env, {name}()).learn(total_steps=...), then result.policy.save(path)",
-}
-"""Methods of Stable-Baselines3's algorithms, and what to write here."""
 
 
 def _require_factory(network: NetworkFactory) -> None:
@@ -37,7 +34,7 @@ def _require_factory(network: NetworkFactory) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hyperparameters:
+class Hyperparameters(metaclass=Answering):
     """Options common to all algorithms. `OffPolicy`, `SegmentLearning` and `Offline` extend this record.
 
     Raises:
@@ -90,12 +87,7 @@ class Hyperparameters:
     if not TYPE_CHECKING:  # a type checker would take every name
 
         def __getattr__(self, name: str) -> Any:
-            own = type(self).__name__
-            hint = _ELSEWHERE.get(name, "").format(name=own)
-            text = f"{own!r} object has no attribute {name!r}"
-            raise AttributeError(
-                f"{text}; it holds options only, write {hint}" if hint else text, name=name, obj=self
-            )
+            raise unknown_attribute(self, name)
 
     def __post_init__(self) -> None:
         if self.network is None:

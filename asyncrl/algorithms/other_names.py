@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.options import near_miss
 
@@ -39,8 +40,36 @@ CLOSEST = {
 }
 """Algorithms of other libraries, without signs and in small letters: the closest one here, and a note."""
 
+_LOG = "trainer.log(name, value), or trainer.log({name: value})"
 ATTRIBUTES = {
+    "Hyperparameters": {
+        "learn": "Trainer(env, {own}()).learn(total_steps=...)",
+        "train": "Trainer(env, {own}()).learn(total_steps=...)",
+        "predict": "result = Trainer(env, {own}()).learn(total_steps=...), then result.policy.predict(obs)",
+        "save": "result = Trainer(env, {own}()).learn(total_steps=...), then result.policy.save(path)",
+        "load": "asyncrl.load(path), which acts by predict(obs), or Trainer.resume(run_dir), which goes on training",
+        "policy": "result.policy, of the result of Trainer(env, {own}()).learn(total_steps=...)",
+        "env": "Trainer(env, {own}())",
+        "set_env": "Trainer(env, {own}())",
+        "get_env": "result.policy.make_env(), of the result of Trainer(env, {own}()).learn(total_steps=...)",
+        "logger": f"{_LOG} in a callback",
+    },
+    "Callback": {
+        "logger": _LOG,
+        "model": "trainer, the first argument of every method",
+        "training_env": "trainer, the first argument of every method; its environments are in the actors' processes",
+        "num_timesteps": "trainer.snapshot().env_steps",
+        "n_calls": "a count of your own; on_report(trainer, snapshot) has snapshot.env_steps",
+        "locals": "snapshot, the second argument of on_report",
+    },
     "Trainer": {
+        "load": "asyncrl.load(path), or Trainer.resume(run_dir), which goes on training",
+        "logger": _LOG,
+        "record": _LOG,
+        "log_dict": _LOG,
+        "log_metrics": _LOG,
+        "add_scalar": _LOG,
+        "set_env": "trainer.set_env_kwargs(...), or a new Trainer",
         "predict": "result.policy.predict(obs), of the result of learn()",
         "save": "result.policy.save(path), of the result of learn(); run_dir keeps the whole run",
         "policy": "result.policy, of the result of learn()",
@@ -64,7 +93,7 @@ ATTRIBUTES = {
         "metrics": "result.summary; a run_dir has metrics.jsonl",
     },
 }
-"""Attributes that users of other libraries look for, by class, and what to write here."""
+"""Attributes that users of other libraries look for, by class, and what to write here; `{own}` is the class's name."""
 
 VALUES = {("ent_coef", "auto"): "none tunes it, which is the default"}
 """Values of other libraries, by option and the beginning of the value, and what to write here."""
@@ -142,10 +171,25 @@ def unknown_option(name: str, known: Collection[str], owner: str) -> str:
 
 
 def unknown_attribute(thing: object, name: str) -> AttributeError:
-    """Error for an attribute that an object lacks, with what to write where another library has that attribute."""
-    own = type(thing).__name__
-    text, hint = f"{own!r} object has no attribute {name!r}", ATTRIBUTES.get(own, {}).get(name)
-    return AttributeError(f"{text}; write {hint}" if hint else text, name=name, obj=thing)
+    """Error for an attribute that an object or a class lacks, with what to write where another library has it."""
+    kind = thing if isinstance(thing, type) else type(thing)
+    own, bases = kind.__name__, [base.__name__ for base in kind.__mro__]
+    hint = next((ATTRIBUTES[base][name] for base in bases if name in ATTRIBUTES.get(base, ())), "")
+    text = f"type object {own!r}" if thing is kind else f"{own!r} object"
+    text += f" has no attribute {name!r}"
+    if hint:
+        only = "it holds options only, " if "Hyperparameters" in bases else ""
+        text += f"; {only}write {hint.replace('{own}', own)}"
+    return AttributeError(text, name=name, obj=thing)
+
+
+class Answering(type):
+    """Type of the classes whose missing attributes are answered, `PPO.load` of Stable-Baselines3."""
+
+    if not TYPE_CHECKING:  # a type checker would take every name
+
+        def __getattr__(cls, name: str) -> Any:
+            raise unknown_attribute(cls, name)
 
 
 def refuse_other_value(name: str, value: object) -> None:

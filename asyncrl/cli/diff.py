@@ -11,7 +11,7 @@ from typing import Any
 from asyncrl.cli.flags import Parser, shown
 from asyncrl.cli.text_table import existing_run, text_table
 from asyncrl.errors import ConfigurationError
-from asyncrl.show.kept_run import KeptRun, find_runs, integer, table
+from asyncrl.show.kept_run import KeptRun, find_runs, integer, is_logged, table
 from asyncrl.show.kept_run import number as number_of
 from asyncrl.show.numbers import number, of_return
 from asyncrl.show.run_groups import differing_options, group_runs
@@ -45,7 +45,11 @@ def run(options: argparse.Namespace) -> None:
     print(text_table(("option", "A", "B"), rows) if rows else "the options are the same")
     print()
     first, second = (_outcome(side) for side in sides)
-    outcome = [(name, first[name], second[name]) for name in first if several or name != "runs"]
+    outcome = [
+        (name, first.get(name, "-"), second.get(name, "-"))
+        for name in dict.fromkeys([*first, *second])
+        if several or name != "runs"
+    ]
     print(text_table(("outcome", "A", "B"), outcome, right=("A", "B")))
 
 
@@ -88,9 +92,20 @@ def _outcome(runs: Sequence[KeptRun]) -> dict[str, str]:
         "policy lag (updates)": number(figure("mean", "policy_lag")),
         "learner waits": _percent(figure("learner_wait_fraction")),
         "actors wait": _percent(figure("actor_wait_fraction")),
+        **_logged(runs),
         "asyncrl": _said(runs, lambda run: str(run.meta.get("asyncrl") or "-")),
         "commit": _said(runs, lambda run: str(run.meta.get("git_commit") or "-")[:12]),
     }
+
+
+def _logged(runs: Sequence[KeptRun]) -> dict[str, str]:
+    """The last value of every number that the user logged, as a mean over the runs that have it."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        for name, value in run.last_values().items():
+            if is_logged(name):
+                found.setdefault(name, []).append(value)
+    return {name: number(sum(values) / len(values)) for name, values in found.items()}
 
 
 def _mean(runs: Sequence[KeptRun], of: Callable[[KeptRun], float | None]) -> float | None:

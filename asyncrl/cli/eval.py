@@ -1,4 +1,8 @@
-"""`asyncrl eval`: play episodes with the policy of a run or a file and print the returns."""
+"""`asyncrl eval`: play episodes with the policy of a run or a file and print the returns.
+
+It plays what the run's own evaluations play, `eval_env` and `eval_levels`, so that its figures are theirs; `--env`
+names another environment.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.cli.flags import Parser, PolicyParser
@@ -14,7 +18,7 @@ from asyncrl.options import Count, NotNegative, check_options
 from asyncrl.show.numbers import of_return, with_deviation
 
 if TYPE_CHECKING:
-    from asyncrl.actors.episodes import Episodes
+    from asyncrl.actors.evaluator import RemoteEvaluator
     from asyncrl.actors.forkserver import ForkServer
     from asyncrl.envs.source import EnvSource
     from asyncrl.policies.portable_policy import PortablePolicy
@@ -27,8 +31,12 @@ class EvalOptions:
     run: str
     """Directory of a run, a checkpoint file, a policy file, or hf://user/name."""
 
+    env: str | None = None
+    """Environment to play, with the run's wrappers; none means that of the run's own evaluations: its eval_env, or else
+    the one it trained in."""
+
     episodes: Count = 20
-    """Episodes to play."""
+    """Episodes to play, of every level of eval_levels."""
 
     deterministic: bool = True
     """Greedy actions; without, actions are drawn as at the end of training."""
@@ -59,99 +67,123 @@ def run(options: EvalOptions, server: ForkServer) -> None:
     from asyncrl.policies.load import load_named
 
     policy, file = load_named(options.run, options.checkpoint)
-    record = evaluate(
-        policy,
-        file,
-        options.episodes,
-        options.seed,
-        server,
-        options.env_kwargs,
-        deterministic=options.deterministic,
-    )
+    record = evaluate(policy, file, options, server)
     if options.json:
         print(json.dumps(record, allow_nan=False), flush=True)
-    else:
-        print(
-            f"return       {with_deviation(record['return_mean'], record['return_std'])} "
-            f"over {options.episodes} {'greedy ' if options.deterministic else ''}episodes, "
-            f"from {of_return(record['return_min'])} to {of_return(record['return_max'])}\n"
-            f"{_by_name('agents', record.get('agent_returns', {}))}"
-            f"{_by_name('policies', record.get('policy_returns', {}))}"
-            f"length       {record['length_mean']:.1f} steps\n"
-            f"policy       {policy.describe(file)}\n"
-            f"file         {file}",
-            flush=True,
-        )
+        return
+    greedy = "greedy " if options.deterministic else ""
+    print(
+        f"return       {with_deviation(record['return_mean'], record['return_std'])} "
+        f"over {record['episodes']} {greedy}episodes, "
+        f"from {of_return(record['return_min'])} to {of_return(record['return_max'])}\n"
+        f"{_by_name('levels', record.get('level_returns', {}))}"
+        f"{_by_name('agents', record.get('agent_returns', {}))}"
+        f"{_by_name('policies', record.get('policy_returns', {}))}"
+        f"length       {record['length_mean']:.1f} steps\n"
+        f"{_success(record['success_rate'])}"
+        f"environment  {record['env']}{_training(record)}\n"
+        f"policy       {policy.describe(file)}\n"
+        f"file         {file}",
+        flush=True,
+    )
 
 
-def evaluate(
-    policy: PortablePolicy,
-    file: str,
-    episodes: int,
-    seed: int,
-    server: ForkServer,
-    env_kwargs: Mapping[str, Any] = MappingProxyType({}),
-    *,
-    deterministic: bool = True,
+def evaluate(policy: PortablePolicy, file: str, options: EvalOptions, server: ForkServer) -> dict[str, Any]:
+    """Play episodes with the policy in `file`, in a process of `server`; returns the record that `--json` prints."""
+    return asyncio.run(_evaluate(policy, file, options, server))
+
+
+async def _evaluate(
+    policy: PortablePolicy, file: str, options: EvalOptions, server: ForkServer
 ) -> dict[str, Any]:
-    """Play episodes in a process of `server` and return the record that `--json` prints.
-
-    Args:
-        policy: the policy.
-        file: name of its file.
-        episodes: number of episodes.
-        seed: seed of the episodes.
-        server: the fork server.
-        env_kwargs: keyword arguments of the environment's constructor, over those of the run.
-        deterministic: whether actions are greedy, or drawn.
-    """
+    from asyncrl.actors.evaluator import RemoteEvaluator
+    from asyncrl.envs.factory_pickle import pack_policy
     from asyncrl.interfaces import policy_returns
 
-    source = policy.source.changed(env_kwargs, ())
-    each, lengths = asyncio.run(_play(policy, source, episodes, seed, server, deterministic))
-    returns = each if each.ndim == 1 else each.sum(axis=1)
+    source, limit = await _played(policy, file, options, server)
+    evaluator = RemoteEvaluator(
+        server,
+        source,
+        policy.spec,
+        pack_policy(policy.policy),
+        seed=options.seed,
+        max_episode_steps=limit,
+        deterministic=options.deterministic,
+    )
+    try:
+        each, lengths = await evaluator.evaluate(policy.weights, options.episodes)
+    finally:
+        await evaluator.close()
     names = [agent.name for agent in policy.spec.agents]
     means = each.mean(axis=0).tolist() if names else []
     of_policies = policy_returns(means, policy.spec.policies)
     return {
         "checkpoint": file,
-        "env": policy.meta.env,
+        "env": (source.levels or (("", source),))[0][1].name,
+        "trained_env": policy.meta.env,
         "algo": policy.meta.algo,
         "env_steps": policy.meta.env_steps,
         "policy_version": policy.meta.policy_version,
-        "seed": seed,
-        "episodes": int(returns.shape[0]),
-        "deterministic": deterministic,
-        "return_mean": float(returns.mean()),
-        "return_std": float(returns.std()),
-        "return_min": float(returns.min()),
-        "return_max": float(returns.max()),
-        "length_mean": float(lengths.mean()),
+        "seed": options.seed,
+        "deterministic": options.deterministic,
+        **_figures(each, lengths, evaluator),
         **({"agent_returns": dict(zip(names, means, strict=True))} if names else {}),
         **({"policy_returns": of_policies} if of_policies else {}),
     }
 
 
-async def _play(
-    policy: PortablePolicy,
-    source: EnvSource,
-    episodes: int,
-    seed: int,
-    server: ForkServer,
-    deterministic: bool,
-) -> Episodes:
-    from asyncrl.actors.evaluator import RemoteEvaluator
-    from asyncrl.envs.factory_pickle import pack_policy
+async def _played(
+    policy: PortablePolicy, file: str, options: EvalOptions, server: ForkServer
+) -> tuple[EnvSource, int | None]:
+    """The environment to play, or levels of it, and its own limit of steps if it is another one than the run's.
 
-    packed = pack_policy(policy.policy)
-    evaluator = RemoteEvaluator(server, source, policy.spec, packed, seed=seed, deterministic=deterministic)
-    try:
-        return await evaluator.evaluate(policy.weights, episodes)
-    finally:
-        await evaluator.close()
+    Raises:
+        SpacesDoNotFit: the environment of `--env` has other spaces than the policy (ASYNC005).
+    """
+    from asyncrl.actors.probe import probe
+    from asyncrl.envs.checks import require_same_spaces
+    from asyncrl.envs.source import EnvSource
+    from asyncrl.storage.run_files import evaluations_of_run
+
+    if options.env is not None:
+        source = (
+            EnvSource.from_user(options.env).in_place_of(policy.source).with_arguments(options.env_kwargs)
+        )
+        spec = await probe(server, source)
+        require_same_spaces(policy.spec, spec)
+        return source, spec.max_episode_steps
+    source, folder = policy.source, Path(file).parent
+    if folder.name == "checkpoints" and (folder.parent / "config.toml").is_file():
+        source = evaluations_of_run(folder.parent, source)
+    return source.with_arguments(options.env_kwargs), None
+
+
+def _figures(each: Any, lengths: Any, evaluator: RemoteEvaluator) -> dict[str, Any]:
+    """Figures of the episodes with returns `each`, `[episodes]` or of several agents `[episodes, N]`."""
+    returns = each if each.ndim == 1 else each.sum(axis=1)
+    return {
+        "episodes": int(returns.shape[0]),
+        "return_mean": float(returns.mean()),
+        "return_std": float(returns.std()),
+        "return_min": float(returns.min()),
+        "return_max": float(returns.max()),
+        "length_mean": float(lengths.mean()),
+        "success_rate": evaluator.success_rate,
+        **({"level_returns": evaluator.level_returns} if evaluator.level_returns else {}),
+    }
+
+
+def _success(rate: float | None) -> str:
+    """Line with the success rate; "" where the environment does not say."""
+    return "" if rate is None else f"success      {rate:.0%} of the episodes\n"
+
+
+def _training(record: Mapping[str, Any]) -> str:
+    """Words about the environment of training, if it is another one."""
+    return "" if record["env"] == record["trained_env"] else f", trained in {record['trained_env']}"
 
 
 def _by_name(label: str, returns: dict[str, float]) -> str:
-    """Line with the mean return of each of several agents or policies; "" without any."""
+    """Line with the mean return of each of several levels, agents or policies; "" without any."""
     each = ", ".join(f"{name} {of_return(value)}" for name, value in returns.items())
     return f"{label:<13}{each}\n" if returns else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from asyncrl.cli.flags import Parser
 from asyncrl.cli.text_table import existing_run, text_table
 from asyncrl.errors import ConfigurationError
-from asyncrl.show.kept_run import KeptRun, find_runs
+from asyncrl.show.kept_run import KeptRun, find_runs, is_logged
 from asyncrl.show.numbers import NONE, of_return, with_interval
 from asyncrl.show.run_groups import RunGroup, group_runs
 
@@ -74,11 +75,7 @@ def run(options: argparse.Namespace) -> None:
     scales = _scales(options.normalise, groups)
     lines = curves(groups, metric, options.x, each=options.each, line=options.line, scales=scales)
     if not lines:
-        raise ConfigurationError(
-            f"no run has {metric}",
-            facts={"runs": len(runs)},
-            fix="name a metric that metrics.jsonl has, with --metric",
-        )
+        raise _no_metric(metric, list(runs.values()))
     name = NAMES.get(metric, metric) + (", normalised" if scales else "")
     ends = results(groups, metric, scales)
     settings = over_environments(ends) if scales else []
@@ -90,6 +87,21 @@ def run(options: argparse.Namespace) -> None:
         print(file)
     else:
         print(_in_the_terminal(lines, ends, settings, name, options))
+
+
+def _no_metric(metric: str, runs: Sequence[KeptRun]) -> ConfigurationError:
+    """Error for a metric that no run has, with those that there are by their sections, the most similar ones first."""
+    names = list(dict.fromkeys(name for run in runs for name in run.last_values()))
+    near = difflib.get_close_matches(metric, names, n=3, cutoff=0.4)
+    sections: dict[str, list[str]] = {"nearest": near, "logged": []}
+    for name in names:
+        sections.setdefault("logged" if is_logged(name) else name.partition("/")[0], []).append(name)
+    fix = "name one of these with --metric" if names else "wait until a run has reported"
+    return ConfigurationError(
+        f"no run has {metric}",
+        facts={"runs": len(runs)} | {name: ", ".join(own) for name, own in sections.items() if own},
+        fix=f"did you mean --metric {near[0]}?" if near else fix,
+    )
 
 
 def _in_the_terminal(

@@ -58,14 +58,15 @@ def make_parser() -> Parser:
 
 def run(options: PushOptions, server: ForkServer) -> None:
     """Evaluate the policy and push it."""
-    from asyncrl.cli.eval import evaluate
+    from asyncrl.cli.eval import EvalOptions, evaluate
     from asyncrl.policies import hub
     from asyncrl.policies.load import load_named
 
     policy, file = load_named(options.run, options.checkpoint)
     hub.require_pushable(policy, options.repo)
     print(f"policy       {policy.describe(file)}", flush=True)
-    played = evaluate(policy, file, options.episodes, options.seed, server)
+    play = EvalOptions(run=options.run, episodes=options.episodes, seed=options.seed)
+    played = evaluate(policy, file, play, server)
     reached = with_deviation(played["return_mean"], played["return_std"])
     print(f"return       {reached} over {played['episodes']} greedy episodes", flush=True)
     card = hub.model_card(policy, options.repo, played, options.license)

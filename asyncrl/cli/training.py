@@ -1,4 +1,4 @@
-"""Training of `asyncrl train`, after its arguments are parsed. Imports torch."""
+"""Training of `asyncrl train`, after its arguments are parsed. The run imports torch, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asyncrl.errors import ResourceError, error_text
 from asyncrl.learning.clock import PROGRAM_START
 from asyncrl.protocols import Algorithm
 from asyncrl.run.result import TrainResult
-from asyncrl.run.run import COMPLETE
+from asyncrl.run.summary import COMPLETE
 from asyncrl.show.console import LEADS, RunConsole, discard
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.show.numbers import of_return, with_deviation

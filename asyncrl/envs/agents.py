@@ -157,20 +157,21 @@ class TupleAgents:
 
     def step(self, actions: Mapping[str, Any]) -> Any:
         """Let all agents act; returns observations, rewards, terminations, truncations and infos by agent."""
-        observations, rewards, terminated, truncated, _ = self.env.step(
+        observations, rewards, terminated, truncated, info = self.env.step(
             tuple([actions[agent] for agent in self.possible_agents])
         )
-        terminations = truncations = self._no_ends
+        terminations, truncations, infos = self._no_ends, self._no_ends, self._no_infos
         if not (terminated is False and truncated is False):  # nearly always they are
             ends = self._flags("termination", terminated), self._flags("truncation", truncated)
             if all(any(flags[agent] for flags in ends) for agent in self.possible_agents):
                 self.agents, (terminations, truncations) = [], ends
+                infos = dict.fromkeys(self.possible_agents, info)  # of all of them
         return (
             self._by_agent("observation", observations),
             self._by_agent("reward", rewards),
             terminations,
             truncations,
-            self._no_infos,
+            infos,
         )
 
     def render(self) -> Any:
@@ -217,6 +218,7 @@ class AgentsEnv:
         flags: `[N]` uint8, flags of the last step: RESET for agents that waited.
         live: `[N]` bool, agents that act in the next step; none of them once the episode is over.
         over: whether no agent is live.
+        successes: `[N]` int8, whether each agent ended the episode in success, by the `info` of its last step.
         flagged: whether a flag is set.
 
     Raises:
@@ -244,6 +246,7 @@ class AgentsEnv:
         self.obs: NDArray[Any] = np.zeros((count, *self._shape), self._dtype)
         self.flags: NDArray[np.uint8] = np.zeros(count, np.uint8)
         self.live: NDArray[np.bool_] = np.zeros(count, np.bool_)
+        self.successes: NDArray[np.int8] = np.zeros(count, np.int8)
         self.over, self.flagged = True, False
         self._whole = False  # whether all agents are live
         self._no_ends: NDArray[np.bool_] = np.zeros(count, np.bool_)
@@ -267,6 +270,7 @@ class AgentsEnv:
         returned = self.parallel.reset(seed=seed, options=options)
         observations, infos = _dicts(self._name, "reset", returned, ("observations", "infos"))
         self.live[:] = False
+        self.successes[:] = env_checks.UNKNOWN
         self.obs[:] = 0
         for key in self.parallel.agents:
             n = self._index.get(key)
@@ -356,6 +360,8 @@ class AgentsEnv:
                 0 if stays[n] else TRUNCATED
             )
             self.flags[n], self.live[n] = flags, flags == 0
+            if flags:
+                self.successes[n] = env_checks.success_of(infos.get(key))
             if key in observations:  # of an agent that has ended it may be missing: the last one stays
                 self._store(n, "step", observations[key], infos.get(key))
             elif not flags:

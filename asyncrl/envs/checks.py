@@ -86,8 +86,11 @@ def has_method(env: Any, name: str) -> bool:
     return has is not None and has(name) and callable(env.get_wrapper_attr(name))
 
 
-UNKNOWN, FAILED, SUCCEEDED = 0, 1, 2
-"""Whether an episode ended in success; UNKNOWN where the environment does not say."""
+UNKNOWN, FAILED, SUCCEEDED = 0, 1, 121
+"""Whether an episode ended in success; UNKNOWN where the environment does not say.
+
+A number between FAILED and SUCCEEDED is the share of several agents that succeeded, exact for up to six of them.
+"""
 SUCCESS_KEYS = ("is_success", "success")
 """Keys of `info` at an episode's end, as of Stable-Baselines3 and of PointMaze and Meta-World."""
 
@@ -104,11 +107,16 @@ def success_of(info: Any, index: int | None = None) -> int:
 
 
 def success_rate(successes: NDArray[np.int8]) -> float | None:
-    """Fraction of the episodes that are known to have succeeded or failed; None if none is."""
-    known = np.count_nonzero((successes == SUCCEEDED) | (successes == FAILED))
-    return (
-        float(np.count_nonzero(successes == SUCCEEDED) / known) if known else None
-    )  # files take no NumPy number
+    """Fraction of success of the episodes of which it is known; None if it is known of none."""
+    known = successes[(successes >= FAILED) & (successes <= SUCCEEDED)].astype(np.int64)
+    most = (SUCCEEDED - FAILED) * len(known)
+    return float((known - FAILED).sum() / most) if most else None  # files take no NumPy number
+
+
+def share_of_agents(successes: NDArray[np.int8]) -> int:
+    """Success of an episode of several agents: the mean over those of which it is known."""
+    rate = success_rate(successes)
+    return UNKNOWN if rate is None else FAILED + round(rate * (SUCCEEDED - FAILED))
 
 
 def require_spaces(spec: EnvSpec, env: Any) -> None:

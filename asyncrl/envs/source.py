@@ -165,6 +165,16 @@ class EnvSource:
         found = {name: base.changed(own, ()) for name, own in levels.items()} or {"": base}
         return dataclasses.replace(self, levels=tuple(found.items()), evaluated=env)
 
+    def with_arguments(self, kwargs: Mapping[str, Any]) -> EnvSource:
+        """Return this source with keyword arguments over its own, and over those of its evaluations' environments."""
+        levels = tuple((name, level.changed(kwargs, ())) for name, level in self.levels)
+        return dataclasses.replace(self.changed(kwargs, ()), levels=levels)
+
+    def in_place_of(self, other: EnvSource) -> EnvSource:
+        """Return this source with the wrappers of `other`, if these have names; those in a pickle are left out."""
+        wrappers = unpack_changes(other.payload)[2] if other.kind == "changed" else ()
+        return self.changed({}, wrappers)
+
     @classmethod
     def _from_id(cls, env_id: str) -> EnvSource:
         if not env_id:

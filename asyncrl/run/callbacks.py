@@ -14,10 +14,11 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from asyncrl.algorithms.other_names import unknown_attribute
 from asyncrl.errors import describe_error
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 
@@ -28,6 +29,11 @@ OTHER_HOOKS = ("_on_step", "_on_training_start", "_on_training_end", "_on_rollou
 
 class Callback:
     """Base class of callbacks; override the methods you need. `trainer` is the run's `Trainer`."""
+
+    if not TYPE_CHECKING:  # a type checker would take every name
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_attribute(self, name)
 
     def on_start(self, trainer: Any) -> bool | None:
         """Called when the actors are ready and the live page is served; training begins when this returns."""

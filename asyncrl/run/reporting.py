@@ -21,6 +21,7 @@ from asyncrl.interfaces import Metrics
 from asyncrl.learning.clock import TrainClock
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.episode_window import EpisodeWindow
+from asyncrl.run.logged import LoggedMetrics
 from asyncrl.show.metrics import RUN_METRICS, UNMEASURED, EvaluationResult, Metric, Snapshot
 from asyncrl.show.writers import RunWriters
 from asyncrl.storage.run_directory import RunDirectory
@@ -37,6 +38,8 @@ FASTER = 1.05
 """Ratio of two rates from which one is called the faster."""
 RATES = tuple(metric for metric in RUN_METRICS if metric.of)
 """The metrics that are rates."""
+AXES = ("time/total_timesteps", "time/time_elapsed")
+"""Numbers of a row that has nothing else but what was logged."""
 
 
 class ReportTimes:
@@ -96,12 +99,14 @@ class Reporter:
         listener: called with every snapshot.
         callbacks: called with every report and evaluation.
         exact: whether the discipline is exact; see `EpisodeWindow.by_steps`.
+        logged: the numbers that the user logs; None for none.
 
     Attributes:
         state: state of the run, for the next snapshot.
         times: decides when a report is due.
         episodes: the last training episodes.
         last: the newest snapshot, None before the first.
+        logged: the numbers that the user logs.
         returns: steps, and mean return of the training episodes, over the run; thinned to a few hundred.
         actor_wait_seconds: mean over the actors of the seconds spent waiting for a grant while the training clock ran.
         restarts_before: actor restarts of the earlier run that this one resumes.
@@ -115,6 +120,7 @@ class Reporter:
         callbacks: Callbacks,
         *,
         exact: bool = False,
+        logged: LoggedMetrics | None = None,
     ) -> None:
         self.state = "starting"
         self.times = ReportTimes(config.report_interval_seconds, config.report_interval_steps)
@@ -127,6 +133,7 @@ class Reporter:
         self._clock = clock
         self._listener = listener
         self._callbacks = callbacks
+        self.logged = logged or LoggedMetrics()
         self._meter = RateMeter()
         self._meter.observe(time.monotonic(), {})
         self._actors_waited = 0.0
@@ -145,8 +152,12 @@ class Reporter:
         self._writers = RunWriters(directory.path, directory.check)
 
     def close(self) -> None:
-        """Close the files."""
-        if self._writers is not None:
+        """Write what was logged after the last report, and close the files; may be called again after a log."""
+        rest = self.logged.take()
+        if self._writers is not None and self.last is not None:
+            if rest:
+                metrics = {name: self.last.metrics[name] for name in AXES}
+                self._writers.write(dataclasses.replace(self.last, metrics=metrics, logged_now=rest))
             self._writers.close()
 
     def go_on_from(self, metrics: Metrics, waited: float, restarts: int) -> None:
@@ -191,7 +202,12 @@ class Reporter:
         return metrics | self._meter.observe(time.monotonic(), metrics)
 
     def show(self, snapshot: Snapshot) -> None:
-        """Write a snapshot and pass it to the listener, even if writing fails, and to the callbacks."""
+        """Write a snapshot and pass it to the listener, even if writing fails, and to the callbacks.
+
+        It gets what was logged since the last one, unless its run has no files yet.
+        """
+        logged_now = {} if self.state == "starting" else self.logged.take()
+        snapshot = dataclasses.replace(snapshot, logged=self.logged.newest(), logged_now=logged_now)
         self.last = snapshot
         try:
             if self._writers is not None:

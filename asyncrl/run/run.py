@@ -84,6 +84,7 @@ from asyncrl.run.env_kwargs import EnvKwargsChanges
 from asyncrl.run.episode_window import Ratings
 from asyncrl.run.evaluate import EvaluationFilms, EvaluationSchedule
 from asyncrl.run.grouped import Group, made_by_others, share_of_algorithm, without_others
+from asyncrl.run.logged import LoggedMetrics
 from asyncrl.run.machine import (
     ResourceMeter,
     choose_device,
@@ -95,7 +96,7 @@ from asyncrl.run.reporting import Reporter
 from asyncrl.run.result import TrainResult
 from asyncrl.run.saving import CheckpointSaver, restore_rings, warn_of_file
 from asyncrl.run.slow_stop import warned_of_slow_stop, within_limit
-from asyncrl.run.summary import send_summary, summarize, without_secrets
+from asyncrl.run.summary import COMPLETE, send_summary, summarize, without_secrets
 from asyncrl.run.switching import fast_switching, frozen_objects
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.past_weights import PastWeights
@@ -113,11 +114,11 @@ TOKEN_BYTES = 15
 """Random bytes of the page's token. They make 20 characters, so that the address fits 50 columns."""
 WATCH_SECONDS = 0.02
 """Interval at which the stopping rules are checked."""
+ALONE_SECONDS = 5.0
+"""Longest time for which the page waits for the probe of the environment, whose mistakes are then told alone."""
 STOP_SECONDS = 60.0
 """Time limit for a stopped run to finish building, so that it has a policy; an interrupt ends it at once."""
 
-COMPLETE = ("total_steps", "max_seconds", "target_return", "target_training_return")
-"""Stop reasons that are options of the run; only a run that ended by one of them gets a final evaluation."""
 SHOWN_OPTIONS = ("algo", "env", "seed", *COMPLETE)
 """Options that a snapshot has too."""
 
@@ -134,6 +135,8 @@ class Run:
         resumed: the checkpoint to resume from, or None.
         started: `time.monotonic()` at which wall and start-up time begin; None is now.
         trainer, callbacks: the user's callbacks, and their first argument.
+        logged: the numbers that the user logs.
+        probing: a probe of the environment that has begun; None begins one.
 
     Attributes:
         whole_config, whole_algorithm: options of the whole run.
@@ -184,6 +187,8 @@ class Run:
         started: float | None = None,
         trainer: Any = None,
         callbacks: Sequence[Any] = (),
+        logged: LoggedMetrics | None = None,
+        probing: asyncio.Task[EnvSpec] | None = None,
     ) -> None:
         self.whole_config, self.whole_algorithm = config, algorithm
         self.source, self.group, self.resumed = source, group, resumed
@@ -199,9 +204,10 @@ class Run:
         self.clock = TrainClock(created=started)
         self.directory = RunDirectory(config.run_dir, config.checkpoints_kept, self.resumed is not None)
         self.callbacks = Callbacks(trainer, callbacks, self.stop, self.fail)
-        self.reporter = Reporter(config, self.clock, on_snapshot, self.callbacks, exact=self.algorithm.exact)
+        exact = self.algorithm.exact
+        self.reporter = Reporter(config, self.clock, on_snapshot, self.callbacks, exact=exact, logged=logged)
         self.env_kwargs = EnvKwargsChanges(config, source, server, self.directory, self.fail)
-        self._server = server
+        self._server, self._probing = server, probing
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()
         self._stop_requested, self._interrupted = asyncio.Event(), asyncio.Event()
@@ -251,6 +257,10 @@ class Run:
                 "at any other time equal runs would change at different steps"
             )
         self.env_kwargs.set(kwargs, self.spec)
+
+    def write_logged(self) -> None:
+        """Write what `on_end` has logged to the metric files."""
+        self.reporter.close()
 
     def kill(self) -> None:
         """Kill every process of the run at once; any thread, also a signal handler."""
@@ -339,6 +349,7 @@ class Run:
             with refused_if_damaged(self.resumed.path):
                 trained, startup, wall = self.resumed.run["clock"]
                 self.clock.go_on_from(trained, startup, wall)
+        await self._hear_of_mistakes(stack)
         await self._serve_page(stack)
         self.reporter.show(self.snapshot())
         with single_error():
@@ -362,6 +373,21 @@ class Run:
             stack.push_async_callback(self.group.leave)
             await self.group.attach(self.learner, self.stop, self.fail)
         self.built = True
+
+    async def _hear_of_mistakes(self, stack: contextlib.AsyncExitStack) -> None:
+        """Begin to probe, and wait a moment: a mistake in the environment is told before the page's address.
+
+        Raises what `probe` raises, or `SpacesDoNotFit` if the algorithm cannot act in the environment (ASYNC005).
+        """
+        if self._probing is None:
+            probing = probe(self._server, self.source, self.config.ready_timeout_seconds)
+            self._probing = asyncio.create_task(probing, name="probe")
+        stack.push_async_callback(ended, self._probing)
+        await asyncio.wait((self._probing,), timeout=ALONE_SECONDS)
+        if self._probing.done():
+            check_agents(
+                self.algorithm, with_policy_options(self._probing.result(), self.config.policy_options)
+            )
 
     async def _serve_page(self, stack: contextlib.AsyncExitStack) -> None:
         """Serve the live page, unless `http` is off, until `stack` closes it; its address is in `http.json`."""
@@ -395,7 +421,7 @@ class Run:
         self.url, self.page_url = server.url, f"{server.url}/#token={token}"
 
     async def _probe(self) -> EnvSpec:
-        """Probe the environment and check that the algorithm can act in it; meanwhile prepare the learner's kernels.
+        """Wait for the probe, and check that the algorithm can act there; meanwhile prepare the learner's kernels.
 
         Meanwhile the fork server, which both tasks wait for, loads or compiles the actors' kernels. Nothing is printed
         before the check: its error is printed alone. Raises an `ExceptionGroup` of the errors of both tasks.
@@ -416,8 +442,8 @@ class Run:
         cancelled, checked = threading.Event(), threading.Event()
 
         async def check() -> EnvSpec:
-            spec = await probe(self._server, self.source, self.config.ready_timeout_seconds)
-            spec = with_policy_options(spec, self.config.policy_options)
+            assert self._probing is not None
+            spec = with_policy_options(await self._probing, self.config.policy_options)
             check_agents(algorithm, spec)
             for _, level in self.source.levels:
                 require_same_spaces(spec, await probe(self._server, level, self.config.ready_timeout_seconds))
@@ -870,6 +896,7 @@ class Run:
     ) -> dict[str, Any]:
         """Write and return the content of `summary.json`."""
         summary = summarize(snapshot, evaluation, self.reporter.actor_wait_seconds)
+        summary["reward_threshold"] = self.spec.reward_threshold if self.built else None
         cut = self.evaluator.cut_episodes if evaluation is not None else 0
         greedy = self.config.eval_deterministic
         summary["eval"] |= {"deterministic": greedy, "cut_episodes": cut, "error": failure}
@@ -905,6 +932,12 @@ class Run:
             returns=tuple(self.reporter.returns),
             unsaved=self.saver.failure or ("the disk did not answer in time" if self.saver.hangs else ""),
         )
+
+
+async def ended(task: asyncio.Task[Any]) -> None:
+    """Cancel the task, and wait for its end."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def make_updater(

@@ -323,6 +323,7 @@ class CheckpointSaver:
             "pending": [vars(copy) for copy in schedule.pending()],
             "next_copy": self._learner.snapshots.next_steps,
             "clock": [self._clock.train_seconds, self._clock.startup_seconds, self._clock.wall_seconds],
+            "logged": self._reporter.logged.newest(),
             "actor_wait_seconds": self._reporter.actor_wait_seconds,
             "actor_restarts": self._reporter.restarts_before
             + sum(actor.restarts for actor in self._pool.actors),
@@ -365,6 +366,7 @@ class CheckpointSaver:
             waiting = [WeightSnapshot(**copy) for copy in run["pending"]]
             self._learner.snapshots.go_on_from(waiting, run["next_copy"])
             self._reporter.episodes.restore(run["episodes"])
+            self._reporter.logged.restore(run.get("logged", {}))
             self._reporter.go_on_from(
                 learned | over_actors(self._pool.statistics()),
                 waited=float(run["actor_wait_seconds"]),

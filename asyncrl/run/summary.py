@@ -32,6 +32,8 @@ SAME = (
     *("wall_seconds", "train_seconds", "startup_seconds"),
 )
 """Entries that a snapshot has too, in the order of the file."""
+COMPLETE = ("total_steps", "max_seconds", "target_return", "target_training_return")
+"""Stop reasons that are options of the run; only a run that ended by one of them gets a final evaluation."""
 ENDED_EARLY = ("failed", "interrupted", "stopped")
 """Stop reasons that are also the run's state at its end; that of any other is `"finished"`."""
 

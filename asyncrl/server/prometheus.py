@@ -55,6 +55,7 @@ class _SnapshotCollector(Collector):
         for metric in RUN_METRICS:
             yield from _known(metric, snapshot.metrics[metric.name])
         yield from _train_metrics(snapshot)
+        yield from _logged(snapshot.logged)
         if snapshot.evaluation is not None:
             for metric in EVALUATION_METRICS:
                 yield from _known(metric, getattr(snapshot.evaluation, str(metric.key)))
@@ -109,6 +110,17 @@ def _train_metrics(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
     for name, value in snapshot.train_metrics.items():
         text = f"{name} of the last update." if name.startswith("train/") else f"{name}."
         yield GaugeMetricFamily("asyncrl_" + re.sub(r"[^a-zA-Z0-9_]", "_", name), text, value)
+
+
+def _logged(values: dict[str, float]) -> Iterator[GaugeMetricFamily]:
+    """The numbers that the user has logged, by their names as labels: `a.b` and `a_b` would be one name of a series."""
+    if values:
+        family = GaugeMetricFamily(
+            "asyncrl_logged", "Newest value that the user has logged.", labels=["name"]
+        )
+        for name, value in values.items():
+            family.add_metric([name], value)
+        yield family
 
 
 def _histogram(metric: Metric, whole: Distribution) -> HistogramMetricFamily:

@@ -284,7 +284,7 @@ class SnapshotFeed:
         self._reading: Reading | None = None
         self._taken_at = float("-inf")
         self._tick: asyncio.Future[None] | None = None
-        self._history: list[Metrics] = []
+        self._history: list[tuple[Metrics, dict[str, float]]] = []
         self._evaluations: tuple[EvaluationResult, ...] = ()
         self._stride = 1
         self._ticks = 0
@@ -336,17 +336,22 @@ class SnapshotFeed:
     def history(self) -> bytes:
         """JSON object of columns of equal lengths, oldest first, and `evaluations`, all of them.
 
-        The columns are `CHARTED` and, under `train`, one for each further number of the algorithm's updates.
+        The columns are `CHARTED`; under `train` one for each further number of the algorithm's updates; and under
+        `logged` one for each name that the user logs, with the newest value at each moment.
         """
-        columns = {key: [moment[name] for moment in self._history] for key, name in CHARTED.items()}
-        further = dict.fromkeys(name for moment in self._history for name in moment if name not in UNMEASURED)
-        train = {name: [moment.get(name) for moment in self._history] for name in further}
-        return msgspec.json.encode({**columns, "train": train, "evaluations": self._evaluations})
+        moments, logs = [metrics for metrics, _ in self._history], [logged for _, logged in self._history]
+        columns = {key: [moment[name] for moment in moments] for key, name in CHARTED.items()}
+        further = dict.fromkeys(name for moment in moments for name in moment if name not in UNMEASURED)
+        train = {name: [moment.get(name) for moment in moments] for name in further}
+        logged = {name: [at.get(name) for at in logs] for name in (logs[-1] if logs else ())}
+        return msgspec.json.encode(
+            {**columns, "train": train, "logged": logged, "evaluations": self._evaluations}
+        )
 
     def _remember(self, snapshot: Snapshot) -> None:
         self._evaluations = snapshot.evaluations
         if self._ticks % self._stride == 0:
-            self._history.append(snapshot.metrics)
+            self._history.append((snapshot.metrics, snapshot.logged))
         self._ticks += 1
         if len(self._history) > HISTORY_POINTS:
             # Halve the resolution instead of dropping the oldest moments.

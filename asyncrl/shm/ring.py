@@ -334,7 +334,7 @@ class RingReader(RingEnd):
     def episodes_since(self, count: int) -> tuple[int, *tuple[NDArray[Any], ...]]:
         """Episodes finished after the first `count`: (new count, returns, lengths, successes), as copies.
 
-        A success is 2, a failure 1; any other number is unknown. The returns of environments of several agents are
+        Of successes see `envs.checks.SUCCEEDED`. The returns of environments of several agents are
         `[episodes, N]`. With frozen streams the opponents `[episodes, 2]` follow, see `RingEnd.episode_opponent`.
 
         Only the newest `EPISODE_LOG` are in the log; older ones, and those overwritten during the read, are left out.

@@ -73,6 +73,12 @@ def _reached(e: Evidence) -> bool:
     return e.stop_reason in ("target_return", "target_training_return")
 
 
+def _succeeded(e: Evidence) -> bool:
+    """Whether the run ended at its target, or with a return that its target or its environment counts as solved."""
+    goals = [goal for goal in (e.target_return, e.reward_threshold) if goal is not None]
+    return _reached(e) or (e.final is not None and any(e.final >= goal for goal in goals))
+
+
 def _never_rose(e: Evidence) -> bool:
     """Whether the best return exceeds the first by no more than 10 % of the first (at least 1), or than chance may."""
     if not _enough(e) or e.best is None or e.first is None:
@@ -288,14 +294,22 @@ RULES = (
 """All rules, the most serious first."""
 
 
+NOT_OF_LEARNING = (
+    *("diverged", "failed", "no update", "actors die"),
+    *("learner waits", "actors wait for updates", "actors wait for passes"),
+)
+"""Names of the rules about faults and speed. A run that succeeded needs no advice of the others, about learning."""
+
+
 def diagnose(evidence: Evidence) -> list[Finding]:
-    """Findings of the rules that hold, the most serious first.
+    """Findings of the rules that hold, the most serious first; of a run that succeeded those about faults and speed.
 
     Of the findings that change one option only the first is given: another one's advice would be the opposite, or be
     void once the first was followed.
     """
     found: list[Finding] = []
-    for rule in RULES:
+    rules = [rule for rule in RULES if rule.name in NOT_OF_LEARNING or not _succeeded(evidence)]
+    for rule in rules:
         if rule.holds(evidence) and not (rule.option and rule.option in {f.option for f in found}):
             found.append(_finding(rule, evidence))
     return found

@@ -32,6 +32,8 @@ class Evidence:
             evaluations, so that all are over equally many episodes, and a single lucky evaluation is not the best. The
             final evaluation of the run, which has more episodes, is `final` only if there are no others.
         best_steps: environment steps in the middle of the best ones.
+        target_return: the run's option, which another stopping rule may have come before.
+        reward_threshold: return from which the environment counts as solved.
         early_best, late_best: best single evaluation before and within the last third of the steps.
         evaluations: number of evaluations.
         window: number of evaluations in a mean, a third of all, from 1 to 3.
@@ -53,6 +55,8 @@ class Evidence:
     best: float | None = None
     final: float | None = None
     best_steps: int | None = None
+    target_return: float | None = None
+    reward_threshold: float | None = None
     early_best: float | None = None
     late_best: float | None = None
     evaluations: int = 0
@@ -108,6 +112,8 @@ def collect(run: KeptRun) -> Evidence:
         actors=integer(run.options.get("trainer", {}).get("num_actors")) or max(1, cores - 1),
         state=run.state,
         stop_reason=str(summary.get("stop_reason") or ""),
+        target_return=number(run.options.get("trainer", {}).get("target_return")),
+        reward_threshold=number(summary.get("reward_threshold")),
         error=printable(str(summary.get("error") or "")),
         steps=run.env_steps,
         updates=updates,

@@ -26,6 +26,11 @@ LOCK = ".lock"
 """Lock file that a run holds while it uses its directory; it contains the process id."""
 LABELS = "labels.json"
 """File of the tags and the note that `asyncrl ui` writes."""
+SECTIONS = ("rollout", "time", "train", "eval", "async", "system")
+"""Sections of the public names of the run's metrics, in the order of the columns of `progress.csv`.
+
+Any other name in `metrics.jsonl` is one that the user has logged.
+"""
 EVALUATION, STEPS = "eval/mean_reward", "time/total_timesteps"
 DEPTH = 3
 """Depth of subfolders that are searched for runs."""
@@ -147,6 +152,15 @@ class KeptRun:
             if (mean := number(entry.get(EVALUATION))) is not None
         ]
 
+    def last_values(self) -> dict[str, float]:
+        """The last finite value of every number in `metrics.jsonl`, in the order of their first values."""
+        found: dict[str, float] = {}
+        for entry in self.lines():
+            for name, value in entry.items():
+                if (finite := number(value)) is not None and math.isfinite(finite):
+                    found[name] = float(finite)
+        return found
+
     @property
     def best(self) -> float | None:
         """Highest mean return of an evaluation."""
@@ -174,6 +188,12 @@ class KeptRun:
             with contextlib.suppress(OSError):
                 times.append((self.path / name).stat().st_mtime)
         return max(times)
+
+
+def is_logged(name: str) -> bool:
+    """Whether a name in `metrics.jsonl` is one that the user has logged, not one of the run's metrics."""
+    section, slash, _ = name.partition("/")
+    return not (slash and section in SECTIONS)
 
 
 def is_run(path: Path) -> bool:

@@ -18,6 +18,7 @@ from asyncrl.interfaces import Bins, Distribution, Metrics, ValuePairs
 from asyncrl.show.evaluation_result import EvaluationFilm
 from asyncrl.show.evaluation_result import EvaluationResult as EvaluationResult
 from asyncrl.show.group_statistics import GroupStatistics
+from asyncrl.show.kept_run import SECTIONS
 
 
 @dataclass(frozen=True)
@@ -214,8 +215,6 @@ HISTOGRAMS: Final = (
 BY_KEY: Final = {metric.key: metric for metric in RUN_METRICS if metric.key is not None}
 UNMEASURED: Final[Metrics] = {metric.name: None if metric.optional else 0 for metric in RUN_METRICS}
 """Every number before it is measured, in file order."""
-SECTIONS = ("rollout", "time", "train", "eval", "async", "system")
-"""Sections of the public names, in the order of the columns of `progress.csv`."""
 METRIC_NAMES: Final = tuple(
     metric.name
     for section in SECTIONS
@@ -272,6 +271,8 @@ class Snapshot:
             `"stopped"`, `"interrupted"`, `"failed"` or None while running.
         error: text of the error that ended the run, or None.
         final_evaluation: finished episodes and number of episodes of the final evaluation; None before it.
+        logged: the newest value of every name that was logged with `trainer.log`.
+        logged_now: those of them that were logged since the last report, which are in the row of this one.
     """
 
     algo: str
@@ -299,6 +300,8 @@ class Snapshot:
     stop_reason: str | None = None
     error: str | None = None
     final_evaluation: tuple[int, int] | None = None
+    logged: dict[str, float] = field(default_factory=dict)
+    logged_now: dict[str, float] = field(default_factory=dict)
 
     if (
         TYPE_CHECKING
@@ -385,16 +388,19 @@ FIELDS: Final = (
 def flat(snapshot: Snapshot | EvaluationResult) -> dict[str, float]:
     """Numbers of a report or an evaluation by public name, in file order; then a report's further scalars.
 
-    Unknown numbers (no episode has finished yet) are left out; NaN and infinity stay. Returns a new dict; any thread.
+    Unknown numbers (no episode has finished yet) are left out; NaN and infinity stay. The last are the numbers that
+    were logged with `trainer.log` since the report before. Returns a new dict; any thread.
     """
     named: Mapping[str, float | None]
+    logged: Mapping[str, float] = {}
     if isinstance(snapshot, EvaluationResult):
         parts = snapshot.agent_returns | snapshot.policy_returns | snapshot.level_returns
         each = {f"eval/mean_reward/{name}": value for name, value in parts.items()}
         named = {metric.name: getattr(snapshot, str(metric.key)) for metric in EVALUATION_METRICS} | each
     else:
-        named = snapshot.metrics
-    return {name: value for name, value in named.items() if value is not None and "/" in name}
+        named, logged = snapshot.metrics, snapshot.logged_now
+    known = {name: value for name, value in named.items() if value is not None and "/" in name}
+    return {**known, **logged}
 
 
 def over_groups(own: Metrics, others: Iterable[Mapping[str, Any]]) -> Metrics:

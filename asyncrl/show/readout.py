@@ -48,6 +48,7 @@ class Readout:
         learning: returns, loss, updates, and epsilon if the algorithm has one.
         pace: policy lag, staleness, samples per insert, and the rating in self-play.
         fusion: number of learner groups, their fusions, staleness or waiting; empty for a run with one group.
+        logged: newest values of what the user logs.
         actors: number of actors in each state.
         error: first line of the error that ended the run, or "".
         ended: whether training has ended; rates are then those of all of it.
@@ -64,6 +65,7 @@ class Readout:
     learning: tuple[Field, ...]
     pace: tuple[Field, ...]
     fusion: tuple[Field, ...]
+    logged: tuple[Field, ...]
     actors: str
     error: str
     ended: bool
@@ -93,6 +95,7 @@ class Readout:
         return [
             f" | return {values['return/100']}, evaluation {evaluation}",
             *self._rates(values),
+            *(f" | {field.label} {field.value}" for field in self.logged),
             *([] if self.ended else [waits]),
             f" | acting {values['acting'].partition(' (')[0]}",
             f" | loss {values['loss']}",
@@ -142,6 +145,7 @@ def readout(snapshot: Snapshot) -> Readout:
         learning=_learning(snapshot),
         pace=_pace(snapshot),
         fusion=_fusion(snapshot.groups),
+        logged=tuple(Field(name, number(value)) for name, value in snapshot.logged.items()),
         actors=_actors(snapshot),
         error=plain((snapshot.error or "").partition("\n")[0]),
         ended=ended,

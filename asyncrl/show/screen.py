@@ -89,11 +89,11 @@ def _full(
     head: list[RenderableType] = [*_address(url), _title(words, snapshot.state, width), _bar(words)]
     head.append(Text(words.progress, no_wrap=len(words.progress) <= width))
     foot = _messages(words.error, notice, width)
-    fusion = _packed(words.fusion, width)[:1]
-    used = len(head) + (len(words.progress) - 1) // width + 1 + lines + len(fusion) + _height(foot, width)
+    more = [*_packed(words.fusion, width)[:1], *_packed(words.logged, width)[:1]]
+    used = len(head) + (len(words.progress) - 1) // width + 1 + lines + len(more) + _height(foot, width)
     curve = _curve(snapshot, returns, width, height - used)
     used += len(curve)
-    parts = [*head, Text(), groups, *fusion, *curve]
+    parts = [*head, Text(), groups, *more, *curve]
     if snapshot.actors:
         parts += [Text(), _actors(snapshot.actors, height - used - 2)]
     return [*parts, *foot]
@@ -250,8 +250,9 @@ def _packed(fields: Iterable[Field], width: int) -> list[Text]:
     lines: list[Text] = []
     for field in fields:
         text = Text.assemble((field.label, "dim"), " " if field.label else "", field.value)
+        text.no_wrap, text.overflow = True, "ellipsis"
         if lines and len(lines[-1]) + 3 + len(text) <= width:
-            lines[-1] = Text.assemble(lines[-1], "   ", text)
+            lines[-1].append("   ").append_text(text)
         else:
             lines.append(text)
     return lines

@@ -187,6 +187,23 @@ def environment_of_run(run: Path, name: str) -> EnvSource:
     return source.changed(options.get("env_kwargs", {}), options.get("wrappers", ()), **chosen)
 
 
+def evaluations_of_run(run: Path, source: EnvSource) -> EnvSource:
+    """Return `source`, the environment of a run, with those that its evaluations play. Unpickles nothing.
+
+    Raises:
+        ConfigurationError: `config.toml` cannot be read (ASYNC017).
+    """
+    options = read_trainer(run / "config.toml")
+    name, evaluation = options.get("eval_env"), None
+    if name is not None and options.get("eval_env_file") is not None:
+        evaluation = EnvSource.from_file(name, run / EVALUATION_ENVIRONMENT)
+    elif name is not None:
+        chosen = {option: options[option] for option in OF_AGENTS if option in options}
+        evaluation = EnvSource.from_user(name).changed({}, options.get("wrappers", ()), **chosen)
+    kwargs, levels = options.get("eval_env_kwargs", {}), options.get("eval_levels", {})
+    return source.evaluated_in(evaluation, kwargs, levels)
+
+
 def network_of_run(run: Path) -> NetworkFactory | None:
     """Network factory of a run, None if it has none of its own. Unpickles it, which runs its code.
 

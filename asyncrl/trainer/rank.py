@@ -42,9 +42,7 @@ def main(directory: Path) -> int:
     trainer = Trainer._of_job(job)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: trainer.stop("interrupted"))
-    threading.Thread(
-        target=_receive_stops, args=(launcher, trainer), name="asyncrl-launcher", daemon=True
-    ).start()
+    threading.Thread(target=_obey, args=(launcher, trainer), name="asyncrl-launcher", daemon=True).start()
     if rank == 0:
         send_snapshots(
             trainer,
@@ -77,11 +75,14 @@ class _Relay:
         self._launcher.send("checkpoint", path)
 
 
-def _receive_stops(launcher: Channel, trainer: Trainer) -> None:
-    """Stop the run when the launcher sends `stop` or its connection ends."""
+def _obey(launcher: Channel, trainer: Trainer) -> None:
+    """Obey the launcher's messages; stop the run when it sends `stop` or its connection ends."""
     while (message := launcher.receive()) is not None:
         if message[0] == "stop":
             trainer.stop(message[1])
+        elif message[0] == "log":
+            with contextlib.suppress(RuntimeError):  # the run has ended
+                trainer.log(message[1])
     trainer.stop("interrupted")
 
 

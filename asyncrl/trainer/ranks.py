@@ -8,7 +8,7 @@ Messages are length-prefixed pickles over a Unix socket:
 
     rank -> launcher    ("hello", rank, pid), ("url", url, page_url), ("snapshot", Snapshot), ("checkpoint", path),
                         ("result", rank, TrainResult or None, error or None)
-    launcher -> rank    ("stop", reason)
+    launcher -> rank    ("stop", reason), and to rank 0 ("log", numbers by name)
 
 The socket is in a directory that only this user can enter, so both sides may unpickle what they receive.
 """
@@ -35,6 +35,7 @@ from asyncrl.envs.source import EnvSource
 from asyncrl.errors import GroupLost, ResourceError, StoppedWhileStarting
 from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import Callbacks
+from asyncrl.run.logged import LoggedMetrics
 from asyncrl.show.metrics import Snapshot
 from asyncrl.storage.resume import Resumption
 from asyncrl.trainer.channel import Channel, Job, Message
@@ -65,6 +66,7 @@ class Ranks:
         on_snapshot: called on the loop thread with every snapshot of rank 0.
         resumed: the checkpoint to resume from, or None.
         trainer, callbacks: see `Run`; the callbacks are called on the launcher's loop at the messages of rank 0.
+        logged: the numbers that the user logs, which rank 0 gets after every snapshot.
 
     Attributes:
         url, page_url, result, callbacks: see `Run`; those of rank 0.
@@ -79,13 +81,14 @@ class Ranks:
         resumed: Resumption | None = None,
         trainer: Any = None,
         callbacks: Sequence[Any] = (),
+        logged: LoggedMetrics | None = None,
     ) -> None:
         self.url: str | None = None
         self.page_url: str | None = None
         self.result: TrainResult | None = None
         self.callbacks = Callbacks(trainer, callbacks, self.stop, lambda error: self.stop("stopped"))
         self._config, self._job = config, Job(config, algorithm, source, resumed)
-        self._on_snapshot = on_snapshot
+        self._on_snapshot, self._logged = on_snapshot, logged or LoggedMetrics()
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[list[Failure]] = self._loop.create_future()
         self._channels: dict[int, Channel] = {}
@@ -102,6 +105,9 @@ class Ranks:
             self._reason = reason
             for channel in list(self._channels.values()):
                 channel.send("stop", reason)
+
+    def write_logged(self) -> None:
+        """Nothing: rank 0, which writes the files, has ended before `on_end`."""
 
     def kill(self) -> None:
         """Kill every rank at once; any thread. Their actors end with them."""
@@ -243,6 +249,8 @@ class Ranks:
             self.callbacks.evaluation(evaluation)
         self._evaluations = len(evaluations) or known
         self.callbacks.report(snapshot)
+        if 0 in self._channels and (values := self._logged.take()):
+            self._channels[0].send("log", values)
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:

@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import importlib
 import os
 import sys
 import threading
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Never, Self, Unpack
 
 from asyncrl.actors.forkserver import ForkServer
-from asyncrl.algorithms.other_names import unknown_attribute
+from asyncrl.actors.probe import probe
+from asyncrl.algorithms.other_names import Answering, unknown_attribute
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.changes import described
 from asyncrl.envs.source import EnvSource
@@ -30,10 +32,13 @@ from asyncrl.errors import (
     ConfigurationError,
     ListenerFailed,
     StoppedWhileStarting,
+    UserError,
     describe_error,
 )
+from asyncrl.interfaces import EnvSpec
 from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import checked
+from asyncrl.run.logged import LoggedMetrics
 from asyncrl.run.result import TrainResult
 from asyncrl.run.switching import paused_collection
 from asyncrl.show.metrics import Snapshot
@@ -77,7 +82,7 @@ WORKER_SECONDS = 60.0
 """Longest time that the end of a run waits for its loop's worker threads, which write files."""
 
 
-class Trainer(ShownByCard):
+class Trainer(ShownByCard, metaclass=Answering):
     """Trains a policy in one environment, for its agent or all of its agents, or several; one run per object.
 
         trainer = Trainer("CartPole-v1", DQN(learning_rate=1e-3), num_actors=2, seed=0)
@@ -224,6 +229,7 @@ class Trainer(ShownByCard):
         self._snapshot: Snapshot | None = None
         self._listeners: list[Callable[[Snapshot], None]] = []
         self._callbacks: tuple[Any, ...] = ()
+        self._logged = LoggedMetrics()
 
     if not TYPE_CHECKING:  # a type checker would take every name
 
@@ -423,6 +429,30 @@ class Trainer(ShownByCard):
             with contextlib.suppress(RuntimeError):  # the run and its loop have just ended
                 loop.call_soon_threadsafe(run.stop, reason)
 
+    def log(self, name: str | Mapping[str, Any], value: Any = None) -> None:
+        """Log numbers of your own beside the run's metrics: `log("probe/success", 0.5)`, `log({"a": 1, "b": 2})`.
+
+        They are in the next row of `metrics.jsonl` and TensorBoard, at its environment steps, and on the page, each in
+        a chart; of several values of a name until then the last counts. Any thread, from before the run until `on_end`.
+        Training does not wait for it, and nothing that is learned depends on it.
+
+        Args:
+            name: name of the number, or numbers by name; not one in the sections of the run's own metrics (`train/`).
+            value: an int, a float, or one element of NumPy or torch; NaN and infinity are gaps in the charts.
+
+        Raises:
+            TypeError: a value is not one real number, or a name no text.
+            ValueError: there are too many names, or one is the run's own, or has characters that are not taken.
+            RuntimeError: the run has ended.
+        """
+        if self.done:
+            raise RuntimeError(
+                "log works until the run has ended; call it in a callback, on_end at the latest"
+            )
+        if isinstance(name, Mapping) and value is not None:
+            raise TypeError(f"log takes a name and its value, or one dict, got a dict and {value!r:.60}")
+        self._logged.log(name if isinstance(name, Mapping) else {name: value})
+
     def set_env_kwargs(self, **kwargs: Any) -> None:
         """Change keyword arguments of the training environments while the run goes on; any thread.
 
@@ -594,9 +624,22 @@ class Trainer(ShownByCard):
         finally:
             self.result = run.result
             run.callbacks.end(self.result)
+            run.write_logged()
         if run.callbacks.error is not None:
             raise run.callbacks.error
         return result
+
+    async def _probe_while_loading(self, server: ForkServer) -> asyncio.Task[EnvSpec] | None:
+        """Load the modules of a run; returns the probe that has begun meanwhile, None for one of several groups.
+
+        What the user can mend is raised at once; the run hears of any other error of the probe, and keeps it.
+        """
+        probing = None
+        if self.config.groups == 1 and "RANK" not in os.environ:
+            own = probe(server, self._source, self.config.ready_timeout_seconds)
+            probing = asyncio.create_task(own, name="probe")
+        await _loaded(probing)
+        return probing
 
     async def _make_run(self, server: ForkServer) -> Run | Ranks:
         """Make the run: of this process, as one of several groups under torchrun, or of the processes of its groups.
@@ -606,18 +649,17 @@ class Trainer(ShownByCard):
             GroupLost: a group did not join.
             StoppedWhileStarting: `stop` was called meanwhile.
         """
-        # Imported here because it imports torch, which then loads in parallel with the fork server, and is not loaded
-        # by an actor whose environment's module imports Trainer.
-        with paused_collection():
-            from asyncrl.run.grouped import Group, own_place
-            from asyncrl.run.run import Run
-            from asyncrl.trainer.ranks import Ranks
-
+        probing = await self._probe_while_loading(server)
         config, algorithm, resumed = self.config, self.algorithm, self._resumed
+        of_user: dict[str, Any] = {"trainer": self, "callbacks": self._callbacks, "logged": self._logged}
+        from asyncrl.run.grouped import Group, own_place
+        from asyncrl.run.run import Run
+        from asyncrl.trainer.ranks import Ranks
+
         place, group = own_place(config), None
         if place is None and config.groups > 1 and "RANK" not in os.environ:
             server.close()  # the ranks start their own
-            return Ranks(config, algorithm, self._source, self._receive, resumed, self, self._callbacks)
+            return Ranks(config, algorithm, self._source, self._receive, resumed, **of_user)
         if place is not None and config.policies:
             raise ConfigurationError(
                 "policies must be none in one of several groups",
@@ -635,8 +677,8 @@ class Trainer(ShownByCard):
                 group=group,
                 resumed=resumed,
                 started=self._started_at,
-                trainer=self,
-                callbacks=self._callbacks,
+                probing=probing,
+                **of_user,
             )
         except BaseException as error:
             if group is not None:
@@ -691,6 +733,44 @@ def train(
 async def _show(trainer: Trainer, card: LiveCard) -> None:
     async for snapshot in trainer.stream():
         card.show(snapshot)
+
+
+async def _loaded(probing: asyncio.Task[EnvSpec] | None) -> None:
+    """Wait until the modules of a run are imported, which import torch, on a thread of their own.
+
+    They are imported only here, in parallel with the fork server, and not by an actor whose environment's module
+    imports Trainer. The thread is no daemon: torch's code must not be cut off at the end of the program.
+
+    Raises:
+        UserError: the probe has found a mistake meanwhile; the import goes on.
+    """
+    modules = ("asyncrl.run.run", "asyncrl.trainer.ranks")
+    if all(module in sys.modules for module in modules):
+        return
+    loop = asyncio.get_running_loop()
+    imported: asyncio.Future[None] = loop.create_future()
+
+    def tell(error: BaseException | None) -> None:
+        if not imported.done():
+            imported.set_result(None) if error is None else imported.set_exception(error)
+
+    def load() -> None:
+        failed = None
+        try:
+            with paused_collection():
+                for module in modules:
+                    importlib.import_module(module)
+        except BaseException as error:
+            failed = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(tell, failed)
+
+    threading.Thread(target=load, name="asyncrl-import").start()
+    first = (imported,) if probing is None else (imported, probing)
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    if probing is not None and probing.done() and isinstance(probing.exception(), UserError):
+        probing.result()
+    await imported
 
 
 def _loop_is_running() -> bool:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
 from actors_rig import run_episodes
 from fakes import RandomPolicy
+from several_agents import Parallel, Tuples
 
 from asyncrl.actors.actor import Actor
 from asyncrl.actors.episodes import EpisodePlayer
 from asyncrl.actors.streams import make_streams
-from asyncrl.envs.checks import FAILED, SUCCEEDED, UNKNOWN, spec_of, success_of, success_rate
+from asyncrl.envs.agents import AgentsEnv
+from asyncrl.envs.checks import (
+    FAILED,
+    SUCCEEDED,
+    UNKNOWN,
+    share_of_agents,
+    spec_of,
+    success_of,
+    success_rate,
+)
 from asyncrl.envs.source import EnvSource
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailbox
 
@@ -83,3 +93,82 @@ def test_an_environment_that_does_not_say_has_no_success_rate() -> None:
     assert success_of({"success": np.array([True, False]), "_success": np.array([False, True])}, 0) == UNKNOWN
     assert success_of(None) == UNKNOWN
     player.close()
+
+
+class Shares(Parallel):
+    """Green and blue say at their end whether they succeeded, red says nothing; records what each episode is worth."""
+
+    ended: ClassVar[list[float | None]] = []
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.said: list[bool] = []
+        return super().reset(seed)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        *rest, infos = super().step(actions)
+        for name in [name for name in infos if name not in self.agents and name != "red"]:
+            infos[name]["is_success"] = (self.episode + self.possible_agents.index(name)) % 3 == 0
+            self.said.append(infos[name]["is_success"])
+        if not self.agents:
+            Shares.ended.append(sum(self.said) / len(self.said) if self.said else None)
+        return (*rest, infos)
+
+
+def codes(shares: list[float | None]) -> list[int]:
+    return [UNKNOWN if share is None else FAILED + round(120 * share) for share in shares]
+
+
+def test_an_episode_of_several_agents_is_worth_the_mean_over_those_that_say() -> None:
+    Shares.ended.clear()
+    source = EnvSource.from_user(Shares)
+    spec = spec_of("shares", source.build())
+    streams = make_streams(source, spec, 2 * 3)
+    layout = RingLayout(6, 128, spec)
+    with Segment.create("ring", layout.arrays(), poison=True) as memory:
+        reader, mailbox = RingReader(memory, layout), WeightMailbox.create(RandomPolicy().weight_count)
+        reader.grant(120)
+        mailbox.publish(np.zeros(RandomPolicy().weight_count, np.float32))
+        writer = RingWriter(memory, layout)
+        actor = Actor(streams, RandomPolicy(), writer, mailbox, index=0, num_actors=1, seed=0)
+        actor.begin()
+        for _ in range(100):
+            assert actor.step()
+        count, _, _, successes = reader.episodes_since(0)
+        assert successes.tolist() == codes(Shares.ended) and count == len(Shares.ended) > 20
+        assert {0.0, 0.5, 1.0} <= set(Shares.ended), "all cases came"
+        actor.close()
+        mailbox.close()
+
+
+def test_an_evaluation_of_several_agents_has_its_success_rate() -> None:
+    Shares.ended.clear()
+    player = EpisodePlayer(EnvSource.from_user(Shares), RandomPolicy(), max_envs=1)
+    player.play(9, seed=0)
+    assert player.successes.tolist() == codes(Shares.ended)
+    known = [share for share in Shares.ended if share is not None]
+    assert success_rate(player.successes) == pytest.approx(sum(known) / len(known))
+    player.close()
+
+
+def test_a_gymnasium_environment_speaks_for_all_its_agents() -> None:
+    class Succeeds(Tuples):
+        def step(self, action: Any) -> Any:
+            *rest, _ = super().step(action)
+            return *rest, {"success": self.steps == 4}
+
+    env = EnvSource.from_user(Succeeds).build()
+    assert isinstance(env, AgentsEnv)
+    env.reset(seed=0)
+    while not env.over:
+        assert env.successes.tolist() == [UNKNOWN] * 3
+        env.step([0, 0, 0])
+    assert env.successes.tolist() == [SUCCEEDED] * 3
+    env.reset()
+    assert env.successes.tolist() == [UNKNOWN] * 3
+
+
+@pytest.mark.parametrize("agents", range(1, 7))
+def test_the_share_of_few_agents_is_exact(agents: int) -> None:
+    for succeeded in range(agents + 1):
+        each = np.array([SUCCEEDED] * succeeded + [FAILED] * (agents - succeeded) + [UNKNOWN], np.int8)
+        assert success_rate(np.array([share_of_agents(each)], np.int8)) == succeeded / agents

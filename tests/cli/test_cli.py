@@ -518,10 +518,18 @@ def test_the_second_signal_kills() -> None:
 
 class FakeEvaluator:
     def __init__(
-        self, server: Any, source: Any, spec: EnvSpec, policy: bytes, seed: int, deterministic: bool
+        self,
+        server: Any,
+        source: Any,
+        spec: EnvSpec,
+        policy: bytes,
+        seed: int,
+        max_episode_steps: int | None,
+        deterministic: bool,
     ) -> None:
         self.offset, self.closed = seed, False
-        assert deterministic
+        self.success_rate, self.level_returns = None, dict[str, float]()
+        assert deterministic and max_episode_steps is None
         assert source.name == spec.name
 
     async def evaluate(self, weights: Any, episodes: int) -> tuple[Any, Any]:
@@ -552,6 +560,7 @@ def test_eval_prints_returns(run: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == (
         "return       101.0 +/- 0.8 over 3 greedy episodes, from 100.0 to 102.0\n"
         "length       9.0 steps\n"
+        "environment  CartPole-v1\n"
         "policy       latest, dqn on CartPole-v1 after 1,200 steps\n"
         f"file         {run / 'checkpoints' / 'latest'}\n"
     )
@@ -563,6 +572,7 @@ def test_eval_prints_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(capsys.readouterr().out) == {
         "checkpoint": str(run / "checkpoints" / "latest"),
         "env": "CartPole-v1",
+        "trained_env": "CartPole-v1",
         "algo": "dqn",
         "env_steps": 1200,
         "policy_version": 0,
@@ -574,6 +584,7 @@ def test_eval_prints_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None
         "return_min": 107.0,
         "return_max": 109.0,
         "length_mean": 9.0,
+        "success_rate": None,
     }
 
 

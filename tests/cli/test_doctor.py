@@ -15,7 +15,7 @@ from asyncrl.algorithms import ALGORITHMS
 from asyncrl.cli.main import main
 from asyncrl.config import TrainerConfig
 from asyncrl.options import option_help
-from asyncrl.show.diagnosis import RULES, diagnose
+from asyncrl.show.diagnosis import NOT_OF_LEARNING, RULES, diagnose
 from asyncrl.show.evidence import Evidence, collect
 from asyncrl.show.kept_run import KeptRun
 
@@ -223,3 +223,32 @@ def test_the_luck_of_the_best_of_many_evaluations_is_no_loss(tmp_path: Path) -> 
 def test_the_final_evaluation_of_more_episodes_is_not_compared_with_the_best_of_few(tmp_path: Path) -> None:
     run = make(tmp_path / "x", "dqn", {"summary": {"eval": {"return_mean": 100.0, "return_std": 1.0}}})
     assert (collect(run).best, collect(run).final) == (479.0, 479.0)
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name not in NOT_OF_LEARNING])
+@pytest.mark.parametrize("how", ["stopped at its target", "above its target", "solved"])
+def test_a_run_that_succeeded_needs_no_advice_about_learning(name: str, how: str, tmp_path: Path) -> None:
+    algo, different = RUNS[name]
+    last = different.get("evaluations", RISES)[-1][1]
+    summary, trainer = dict(different.get("summary", {})), dict(different.get("trainer", {}))
+    if how == "stopped at its target":
+        summary["stop_reason"] = "target_return"
+    elif how == "above its target":
+        trainer["target_return"] = last - 1e6
+    else:
+        summary["reward_threshold"] = last - 1e6
+    run = make(tmp_path / "x", algo, {**different, "summary": summary, "trainer": trainer})
+    assert diagnose(collect(run)) == []
+
+
+def test_a_run_below_its_threshold_gets_advice(tmp_path: Path) -> None:
+    steps = {"metrics": {"train/approx_kl": 0.09}}
+    for threshold, found in ((475.0, []), (500.0, ["large policy steps, no limit"])):
+        run = make(tmp_path / f"{threshold}", "ppo", {**steps, "summary": {"reward_threshold": threshold}})
+        assert [finding.name for finding in diagnose(collect(run))] == found
+
+
+def test_what_failed_or_is_slow_is_told_of_a_run_that_succeeded(tmp_path: Path) -> None:
+    assert set(NOT_OF_LEARNING) <= {rule.name for rule in RULES}
+    run = make(tmp_path / "x", "dqn", {"summary": {"actor_restarts": 3, "reward_threshold": 1.0}})
+    assert [finding.name for finding in diagnose(collect(run))] == ["actors die"]

@@ -11,6 +11,7 @@ from torch import nn
 
 from asyncrl import DQN, PPO, SAC, Callback, Trainer, TrainResult
 from asyncrl.algorithms import ALGORITHMS
+from asyncrl.algorithms.hyperparameters import Hyperparameters
 from asyncrl.algorithms.other_names import ATTRIBUTES, CLOSEST, other_names
 from asyncrl.algorithms.registry import algorithm_name
 from asyncrl.cli.main import main
@@ -334,9 +335,62 @@ def test_methods_of_a_model_are_answered(name: str, text: str) -> None:
 
 def test_what_is_answered_is_there() -> None:
     """No answer stands beside an attribute that exists, which would never be seen."""
-    classes = {"Trainer": Trainer, "TrainResult": TrainResult}
+    classes = {
+        "Hyperparameters": Hyperparameters,
+        "Callback": Callback,
+        "Trainer": Trainer,
+        "TrainResult": TrainResult,
+    }
     assert classes.keys() == ATTRIBUTES.keys()
     assert not [name for own, names in ATTRIBUTES.items() for name in names if hasattr(classes[own], name)]
+
+
+@pytest.mark.parametrize(
+    ("get", "text"),
+    [
+        (
+            lambda: PPO.load,
+            "type object 'PPO' has no attribute 'load'; it holds options only, write asyncrl.load(path), which acts",
+        ),
+        (
+            lambda: DQN().load,
+            "'DQN' object has no attribute 'load'; it holds options only, write asyncrl.load(",
+        ),
+        (
+            lambda: SAC.learn,
+            "type object 'SAC' has no attribute 'learn'; it holds options only, write Trainer(env, SAC())",
+        ),
+        (
+            lambda: PPO().predict,
+            "'PPO' object has no attribute 'predict'; it holds options only, write result = ",
+        ),
+        (lambda: PPO.other, "type object 'PPO' has no attribute 'other'"),
+        (
+            lambda: Trainer.load,
+            "type object 'Trainer' has no attribute 'load'; write asyncrl.load(path), or ",
+        ),
+        (
+            lambda: trainer().logger,
+            "'Trainer' object has no attribute 'logger'; write trainer.log(name, value)",
+        ),
+        (
+            lambda: Mine().logger.record,
+            "'Mine' object has no attribute 'logger'; write trainer.log(name, value)",
+        ),
+        (
+            lambda: Mine().model,
+            "'Mine' object has no attribute 'model'; write trainer, the first argument of",
+        ),
+    ],
+)
+def test_what_models_and_callbacks_of_another_library_have(get: Any, text: str) -> None:
+    with pytest.raises(AttributeError) as error:
+        get()
+    assert str(error.value).startswith(text)
+
+
+class Mine(Callback):
+    """A callback."""
 
 
 @pytest.mark.parametrize("value", ["auto", "auto_0.1"])

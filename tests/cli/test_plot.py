@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -159,3 +160,46 @@ def test_mistakes(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert main(["plot", str(folder), "--out", str(folder / "x.png")]) == 1
     assert 'pip install "asyncrl[plot]"' in capsys.readouterr().err
     assert main(["plot", str(folder)]) == 0, "the terminal needs no matplotlib"
+
+
+# --- numbers of the user's own, and metrics that no run has -------------------------------------------------
+
+
+def test_a_metric_that_no_run_has_is_answered_with_those_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = [{**line, "probe/score": 0.1 * i, "mine": None} for i, line in enumerate(lines())]
+    write_run(tmp_path / "a", lines=own, evaluations=[(100, 0.0)])
+    assert main(["plot", str(tmp_path), "--metric", "probe/scor"]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "[ASYNC017] no run has probe/scor" and told[1] == "  runs: 1"
+    assert told[2].startswith("  nearest: probe/score") and "  logged: probe/score" in told
+    assert "  rollout: rollout/ep_rew_mean" in told
+    assert told[-1] == "  fix: did you mean --metric probe/score?"
+    assert main(["plot", str(tmp_path), "--metric", "zzzz"]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told[-1] == "  fix: name one of these with --metric" and not any(
+        "nearest" in line for line in told
+    )
+
+
+def test_a_run_without_a_report_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "a")
+    assert main(["plot", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.endswith("fix: wait until a run has reported\n")
+
+
+def test_a_number_of_ones_own_is_plotted_and_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, scale in (("a", 1.0), ("b", 2.0)):
+        own = [{**line, "probe/score": scale * i} for i, line in enumerate(lines())]
+        write_run(tmp_path / name, lines=own)
+    write_run(tmp_path / "c", lines=[{**lines()[0], "other": 7.0}])
+    assert main(["plot", str(tmp_path / "a"), "--metric", "probe/score"]) == 0
+    assert capsys.readouterr().out.startswith("probe/score over steps, CartPole-v1")
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert re.search(r"^probe/score +4 +8$", capsys.readouterr().out, flags=re.M)
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "c")]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^probe/score +4 +-$", out, flags=re.M) and re.search(r"^other +- +7$", out, flags=re.M)

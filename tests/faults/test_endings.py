@@ -854,6 +854,7 @@ class Ending(Run):
         self.parts = self.learner = self.saver = self.evaluator = self.origin = self.reporter = parts
         self.pool: Any = SimpleNamespace(episodes=tuple)
         self.films = None
+        self.spec: Any = SimpleNamespace(reward_threshold=475.0)
 
     def snapshot(self, stop_reason: str | None = None, error: str | None = None) -> Any:
         return make_snapshot(stop_reason=stop_reason, error=error)

@@ -86,7 +86,7 @@ def test_the_success_rate_is_of_the_episodes_that_say_so() -> None:
     window = EpisodeWindow()
     window.extend([(0, 1.0, 5, UNKNOWN)] * 4)
     assert window.statistics()["rollout/success_rate"] is None
-    window.extend([(0, 1.0, 5, SUCCEEDED), (0, 1.0, 5, FAILED), (0, 1.0, 5, SUCCEEDED), (0, 1.0, 5, 77)])
+    window.extend([(0, 1.0, 5, SUCCEEDED), (0, 1.0, 5, FAILED), (0, 1.0, 5, SUCCEEDED), (0, 1.0, 5, 122)])
     assert window.statistics()["rollout/success_rate"] == 2 / 3
 
 

@@ -15,6 +15,7 @@ from small_records import small
 from asyncrl import Trainer, flat
 from asyncrl.cli.main import main
 from asyncrl.config import TrainerConfig
+from asyncrl.envs.changes import unpack_changes
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.show.kept_run import KeptRun
@@ -46,6 +47,13 @@ class Paid(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         self.steps += 1
         return np.zeros(self.observation_space.shape, np.float32), self.reward, self.steps == 5, False, {}
+
+
+class Debited(Paid):
+    """The same, where every step costs."""
+
+    def __init__(self, reward: float = -1.0) -> None:
+        super().__init__(reward)
 
 
 def trained(tmp_path: Path | None = None, **options: Any) -> Any:
@@ -141,3 +149,63 @@ def test_eval_takes_keyword_arguments(tmp_path: Path, capsys: pytest.CaptureFixt
     for arguments, mean in (([], 5.0), (["--env-kwargs", "reward:9"], 45.0)):
         assert main(["eval", str(tmp_path / "run"), "--episodes", "2", "--json", *arguments]) == 0
         assert json.loads(capsys.readouterr().out)["return_mean"] == mean
+
+
+# --- asyncrl eval ---------------------------------------------------------------------------------------------
+
+
+def played(run: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """The record of `asyncrl eval`."""
+    capsys.readouterr()
+    assert main(["eval", str(run), "--episodes", "2", "--json", *arguments]) == 0
+    record: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return record
+
+
+def test_eval_plays_what_the_evaluations_of_the_run_play(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    levels = {"rich": {"reward": 7.0}, "plain": {}}
+    result, _ = trained(tmp_path, eval_env=Debited, env_kwargs={"reward": 2.0}, eval_levels=levels)
+    record = played(tmp_path / "run", capsys)
+    assert record["level_returns"] == result.evaluation.level_returns == {"rich": 35.0, "plain": -5.0}
+    assert (record["return_mean"], record["episodes"]) == (15.0, 4)
+    assert (record["env"], record["trained_env"]) == ("Debited", "Paid")
+    assert main(["eval", str(tmp_path / "run"), "--episodes", "1"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert "levels       rich 35.0, plain -5.00" in told
+    assert "environment  Debited, trained in Paid" in told
+    over = played(tmp_path / "run", capsys, "--env-kwargs", "reward:3.0")
+    assert over["level_returns"] == {"rich": 15.0, "plain": 15.0}, "over those of the levels too"
+    assert played(result.policy.save(tmp_path / "own.policy"), capsys)["return_mean"] == 10.0
+
+
+def test_eval_plays_an_environment_that_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    record = small("dqn", learning_starts=50)
+    Trainer("levels:Level", record, run_dir=run, **QUICK, env_kwargs={"level": 1}).learn(total_steps=100)
+    assert played(run, capsys)["length_mean"] == 4.0
+    named = played(run, capsys, "--env", "levels:Settable", "--env-kwargs", "level:4")
+    assert (named["length_mean"], named["env"], named["trained_env"]) == (
+        7.0,
+        "levels:Settable",
+        "levels:Level",
+    )
+    assert played(run, capsys, "--env", "levels:Level")["length_mean"] == 3.0, (
+        "not the run's keyword arguments"
+    )
+    assert main(["eval", str(run), "--env", "levels:Level", "--env-kwargs", "wide:True"]) == 1
+    assert "[ASYNC005] levels:Level cannot evaluate a policy of levels:Level: their observation" in (
+        capsys.readouterr().err
+    )
+    assert main(["eval", str(run), "--env", "CartPole-v9"]) == 1
+    assert "[ASYNC006]" in capsys.readouterr().err
+
+
+def test_an_environment_in_place_of_another_gets_its_named_wrappers() -> None:
+    wrapper = "gymnasium.wrappers:ClipReward"
+    trained_in = EnvSource.from_user("levels:Level").changed({"level": 3}, (wrapper,), agent_id=True)
+    source = EnvSource.from_user("levels:Settable").in_place_of(trained_in)
+    wrappers = [wrapper, "asyncrl.envs.agents:AgentId"]
+    assert unpack_changes(source.payload) == ("levels:Settable", {}, wrappers)
+    assert EnvSource.from_user("a").in_place_of(EnvSource.from_user(Paid)) == EnvSource.from_user("a")

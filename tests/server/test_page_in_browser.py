@@ -150,6 +150,23 @@ def test_the_page_shows_episodes_actions_values_and_times(browser: Browser, run:
     assert browser.console == []
 
 
+def test_what_the_user_logs_has_charts_in_a_group_of_its_own(browser: Browser, run: ServerThread) -> None:
+    with_past(run, 2)
+    open_page(browser, run)
+    chart(browser, "Returns")
+    assert not visible(browser, "#logged-bar")
+    for second in range(2, 20):
+        run.server._feed._remember(at(second, logged={"probe/score": float(second % 5)}))
+    show(run, at(20, logged={"probe/score": 2.0, "<b>mine</b>": 7.0}))
+    found = chart(browser, "probe/score")
+    browser.wait(f"{found}.querySelector('.legend').textContent === 'probe/score 2'")
+    open_page(browser, run)  # the past comes from /history
+    browser.wait(f"{chart(browser, 'probe/score')}.querySelectorAll('path.stroke').length === 1")
+    titles = browser.evaluate("[...document.querySelectorAll('#logged .chart h2')].map((h) => h.textContent)")
+    assert titles == ["probe/score", "<b>mine</b>"] and visible(browser, "#logged-bar")
+    assert browser.console == []
+
+
 def test_numbers_that_a_run_lacks_have_no_chart(browser: Browser, run: ServerThread) -> None:
     lacking = {
         "success_rate": None,

@@ -22,7 +22,7 @@ from waiting import PATIENCE_SECONDS, wait_until
 
 from asyncrl.errors import CheckpointError
 from asyncrl.server import pages
-from asyncrl.server.run_server import SnapshotFeed
+from asyncrl.server.run_server import Reading, SnapshotFeed
 from asyncrl.show.metrics import FIELDS, METRIC_NAMES, EvaluationResult
 
 PATHS = ("/", "/stats", "/history", "/metrics", "/config", "/healthz", "/readyz")
@@ -110,6 +110,7 @@ def test_history_keeps_what_was(server: ServerThread) -> None:
     wait_until(lambda: server.ask("/history").json()["evaluations"], "a first moment")
     history = server.ask("/history").json()
     evaluations, train = history.pop("evaluations"), history.pop("train")
+    assert history.pop("logged") == {}
     history |= train
     assert len({len(column) for column in history.values()}) == 1
     assert {"wall_seconds", "return_mean", "policy_lag_mean", "staleness_p95"} <= set(history)
@@ -124,6 +125,28 @@ def test_history_has_a_column_for_every_number_of_the_algorithm() -> None:
     history = json.loads(feed.history())
     assert history["train"] == {"train/td_error": [None, 0.5, 0.25], "train/q_mean": [None, None, 3.0]}
     assert len(history["env_steps"]) == 3
+
+
+def test_history_and_stats_have_what_the_user_logs() -> None:
+    feed = SnapshotFeed(make_snapshot)
+    feed._remember(make_snapshot())
+    feed._remember(make_snapshot(logged={"probe/score": 0.5}))
+    feed._remember(make_snapshot(logged={"probe/score": math.nan, "mine": 3.0}))
+    assert json.loads(feed.history())["logged"] == {
+        "probe/score": [None, 0.5, None],
+        "mine": [None, None, 3.0],
+    }
+    reading = Reading(make_snapshot(logged={"a": 1.0, "b": math.inf}, logged_now={"a": 1.0}))
+    stats = json.loads(reading.json)
+    assert (stats["logged"], stats["logged_now"], stats["a"]) == ({"a": 1.0, "b": None}, {"a": 1.0}, 1.0)
+
+
+def test_prometheus_has_what_the_user_logs_by_its_name(server: ServerThread) -> None:
+    server.run.snapshot = make_snapshot(logged={"a.b": 1.0, "a_b": 2.0, "my probe/x": math.nan})
+    samples, _ = parse_prometheus(server.ask("/metrics").body.decode())
+    assert samples["asyncrl_logged", (("name", "a.b"),)] == 1.0
+    assert samples["asyncrl_logged", (("name", "a_b"),)] == 2.0
+    assert math.isnan(samples["asyncrl_logged", (("name", "my probe/x"),)])
 
 
 def evaluations_of(count: int) -> tuple[EvaluationResult, ...]:

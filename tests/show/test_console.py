@@ -366,6 +366,19 @@ def test_several_groups_have_a_line_on_the_screen(fusion: str, size: tuple[int, 
     assert not any("groups" in line for line in drawn(make_snapshot()))
 
 
+@pytest.mark.parametrize("size", [(80, 24), (120, 30)])
+def test_what_the_user_logs_has_a_line_on_the_screen(size: tuple[int, int]) -> None:
+    logged = {f"probe/number_{i}": 1234.5 * i for i in range(30)}
+    for own in (logged, {"x" * 80: 1.0}):
+        snapshot = make_snapshot(**LARGE, actors=MANY, groups=GROUPS["async"], logged=own)
+        lines = drawn(snapshot, width=size[0], height=size[1], url=URL)
+        assert len(lines) <= size[1] and max(map(len, lines)) <= size[0]
+        name = next(iter(own))[:40]
+        assert sum(name in line for line in lines) == 1
+    line = readout(make_snapshot(logged={"probe": 0.5, **logged})).line()
+    assert " 810 updates/s | probe 0.5" in line and len(line) <= LINE_LENGTH, "where there is room"
+
+
 @pytest.mark.parametrize("fusion", GROUPS)
 def test_the_line_for_pipes_has_the_groups(fusion: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = readout(make_snapshot(groups=GROUPS[fusion]))

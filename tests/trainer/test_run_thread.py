@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -21,9 +23,10 @@ from waiting import PATIENCE_SECONDS, wait_until
 
 import asyncrl
 from asyncrl import Snapshot, Trainer
-from asyncrl.errors import FilesNotWritten, StoppedWhileStarting
+from asyncrl.errors import EnvironmentNotBuilt, FilesNotWritten, StoppedWhileStarting, UnknownEnvironment
 from asyncrl.learning.learner import Learner
 from asyncrl.run import evaluate, saving, slow_stop
+from asyncrl.run import run as run_module
 from asyncrl.run.run import Run
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.storage.checkpoint import CheckpointFolder, read_policy
@@ -292,3 +295,55 @@ def test_the_last_save_is_not_training_time(tmp_path: Path, monkeypatch: pytest.
     run = trainer(run_dir=tmp_path, checkpoint_interval_seconds=1000.0)
     result = run.learn(total_steps=1_000)
     assert set(clocks) == {(False, result.summary["train_seconds"])}
+
+
+# --- mistakes in the environment ------------------------------------------------------------------------------
+
+
+def test_a_mistake_is_told_while_the_run_is_still_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(
+        trainer_module,
+        "importlib",
+        SimpleNamespace(import_module=lambda name: released.wait(PATIENCE_SECONDS)),
+    )
+    monkeypatch.delitem(sys.modules, "asyncrl.run.run")
+    own = trainer("NoSuchEnvironment-v0")
+    try:
+        with pytest.raises(UnknownEnvironment, match="NoSuchEnvironment-v0"):
+            own.learn(total_steps=100)
+        assert own.snapshot() is None and not released.is_set()
+    finally:
+        released.set()
+
+
+def broken() -> Any:
+    raise OSError("no display")
+
+
+@pytest.mark.parametrize("alone_seconds", [PATIENCE_SECONDS, 0.0])
+def test_the_page_waits_a_moment_for_the_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_seconds: float
+) -> None:
+    monkeypatch.setattr(run_module, "ALONE_SECONDS", alone_seconds)
+    own = trainer(broken, http="auto", run_dir=tmp_path / "run")
+    with pytest.raises(EnvironmentNotBuilt, match="no display"):
+        own.learn(total_steps=100)
+    assert (own.url is None) == (alone_seconds > 0)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["state"] == "failed" and "no display" in summary["error"]
+
+
+def test_a_stop_while_the_environment_is_probed_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an environment that takes long to build; nothing but the probe is waited for."""
+    own = trainer(slow)
+    own._start(total_steps=100)
+    wait_until(lambda: own._run is not None, "the run is made")
+    own.stop("interrupted")
+    with pytest.raises(StoppedWhileStarting):
+        asyncio.run(own.wait())
+
+
+def slow() -> Any:
+    threading.Event().wait(PATIENCE_SECONDS)
+    return gymnasium.make("CartPole-v1")

@@ -25,7 +25,7 @@ SUMMARY_KEYS = {
     "train_seconds", "startup_seconds", "time_to_target_seconds", "steps_to_target", "eval", "env_steps_per_second",
     "updates_per_second", "staleness", "samples_per_insert", "learner_wait_fraction", "actor_wait_fraction",
     "actor_restarts", "time_to_training_target_seconds", "steps_to_training_target", "episodes_return_mean",
-    "updates_to_target", "staleness_versions", "policy_lag", "state", "error",
+    "updates_to_target", "staleness_versions", "policy_lag", "state", "error", "reward_threshold",
 }  # fmt: skip
 
 SMALL = {"envs_per_actor": 4, "num_actors": 2, "http": "off", "target_eval_episodes": 5}
