@@ -14,11 +14,10 @@ from asyncrl.cli.flags import Parser
 from asyncrl.cli.text_table import existing_run, text_table
 from asyncrl.errors import ConfigurationError
 from asyncrl.show.kept_run import KeptRun, find_runs
-from asyncrl.show.numbers import of_return
+from asyncrl.show.numbers import interval, of_return, with_interval
 from asyncrl.show.run_groups import RunGroup, group_runs
 
 if TYPE_CHECKING:
-    from asyncrl.show.aggregates import Estimate
     from asyncrl.show.comparison import GroupResult, SettingResult
     from asyncrl.show.curves import Curve
 
@@ -123,27 +122,24 @@ def _results_table(ends: Sequence[GroupResult], line: str) -> str:
             str(end.values.size),
             of_return(end.mean.value),
             of_return(end.iqm.value),
-            _interval(end.mean if line == "mean" else end.iqm),
+            interval(shown.low, shown.high),
         )
         for end in ends
+        for shown in (end.mean if line == "mean" else end.iqm,)
     ]
-    interval = f"95% of the {'mean' if line == 'mean' else 'IQM'}"
-    header = ("last value of", "options", "runs", "mean", "IQM", interval)
-    return text_table(header, rows, right=("runs", "mean", "IQM", interval))
+    bounds = f"95% of the {'mean' if line == 'mean' else 'IQM'}"
+    header = ("last value of", "options", "runs", "mean", "IQM", bounds)
+    return text_table(header, rows, right=("runs", "mean", "IQM", bounds))
 
 
 def _settings_table(settings: Sequence[SettingResult], environments: int) -> str:
     title = f"over {environments} environments" if environments > 1 else "over 1 environment"
     names = list(settings[0].estimates)
     rows = [
-        (own.name, str(own.runs), *(f"{of_return(e.value)} {_interval(e)}" for e in own.estimates.values()))
+        (own.name, str(own.runs), *(with_interval(e.value, e.low, e.high) for e in own.estimates.values()))
         for own in settings
     ]
     return text_table((title, "runs", *names), rows, right=("runs", *names))
-
-
-def _interval(found: Estimate) -> str:
-    return f"[{of_return(found.low)}, {of_return(found.high)}]"
 
 
 def _scales(given: Sequence[str] | None, groups: Sequence[RunGroup]) -> dict[str, tuple[float, float]]:

@@ -30,6 +30,7 @@ from asyncrl.errors import ConfigurationError, describe_error
 from asyncrl.learning.learner import Learner
 from asyncrl.options import option_values
 from asyncrl.protocols import Algorithm
+from asyncrl.run.job import Job
 from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import Snapshot, over_groups
 from asyncrl.storage.resume import Resumption, prepare_resumption
@@ -87,14 +88,11 @@ class Group:
 
     Args:
         session: the session with the other ranks.
-        config, algorithm: options of the whole run.
-        resumed: the checkpoint of rank 0 to resume from, or None.
+        whole: the whole run, with the checkpoint of rank 0.
 
     Attributes:
-        session: as given.
-        whole_config, whole_algorithm: options of the whole run.
-        config, algorithm: this group's shares. With `async` fusion `config.total_steps` is that of the whole run.
-        resumed: the checkpoint to resume this group from, or None.
+        session, whole: as given.
+        job: this group's share, with its own checkpoint. With `async` fusion `total_steps` is that of the whole run.
         max_env_steps: limit of this group's environment steps. With `async` fusion it is that of the whole run, so that
             a fast group takes over the steps of a slow one.
         among: index of this group's first actor among those of all groups, and their number, as if each had as many.
@@ -102,12 +100,9 @@ class Group:
             the others covers its part of that range in other steps.
     """
 
-    def __init__(
-        self, session: Session, config: TrainerConfig, algorithm: Algorithm, resumed: Resumption | None
-    ) -> None:
-        place = session.place
-        self.resumed = resumed if session.leads or resumed is None else resumed.for_another_group()
-        self.session, self.whole_config, self.whole_algorithm = session, config, algorithm
+    def __init__(self, session: Session, whole: Job) -> None:
+        place, config, resumed = session.place, whole.config, whole.resumed
+        self.session, self.whole = session, whole
         machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         counted, done = 0, 0
         self._before = self._begun = 0, 0
@@ -116,42 +111,36 @@ class Group:
             counted, done = resumed.env_steps, resumed.env_steps + resumed.other_steps
             self._before = made_before(resumed, place.size, config.fusion)
             self._begun = resumed.meta.env_steps, resumed.meta.updates
-        self.config = share_of(config, place.rank, place.size, on_machine=machine, done=done, counted=counted)
-        self.algorithm = share_of_algorithm(algorithm, place.size)
-        self.max_env_steps = self.config.total_steps
+        share = share_of(config, place.rank, place.size, on_machine=machine, done=done, counted=counted)
+        self.max_env_steps = share.total_steps
         if config.fusion == "async" and config.total_steps is not None:
             self.max_env_steps = counted + max(1, config.total_steps - done)
-            self.config = dataclasses.replace(self.config, total_steps=config.total_steps)
+            share = dataclasses.replace(share, total_steps=config.total_steps)
+        own = resumed if session.leads or resumed is None else resumed.for_another_group()
+        self.job = Job(share, share_of_algorithm(whole.algorithm, place.size), whole.source, own)
         self._elsewhere = self._before[0] + (place.size - 1) * self._begun[0]
-        self.among = place.rank * self.config.actors, place.size * self.config.actors
+        self.among = place.rank * share.actors, place.size * share.actors
         self._learner: Learner | None = None
         self._stop: Callable[[str], None] = lambda _: None
         self._latest: Snapshot | None = None
         self._state = "starting"
 
     @classmethod
-    async def join(
-        cls,
-        place: Place,
-        config: TrainerConfig,
-        algorithm: Algorithm,
-        resumed: Resumption | None,
-        cancelled: Callable[[], bool],
-    ) -> Group:
+    async def join(cls, place: Place, job: Job, cancelled: Callable[[], bool]) -> Group:
         """Join the other ranks from `place`; `cancelled` is polled meanwhile. Raises what `Session` raises."""
         from asyncrl.groups.session import Session
 
-        config = dataclasses.replace(config, groups=place.size)
-        shared = shared_options(config, algorithm)
+        config = dataclasses.replace(job.config, groups=place.size)
+        shared, resumed = shared_options(config, job.algorithm), job.resumed
         if place.life and resumed is None and (config.fusion != "async" or place.agents == 1):
             resumed = await asyncio.to_thread(last_checkpoint, config)
         start = pickle.dumps(resumed.for_another_group()) if resumed is not None else b""
         session = await asyncio.to_thread(
-            Session, place, config, shared, cancelled, start, exact=algorithm.exact
+            Session, place, config, shared, cancelled, start, exact=job.algorithm.exact
         )
         if not session.leads:
             resumed = pickle.loads(session.start) if session.start else None
-        return cls(session, config, algorithm, resumed)
+        return cls(session, dataclasses.replace(job, config=config, resumed=resumed))
 
     @property
     def leads(self) -> bool:
@@ -210,7 +199,7 @@ class Group:
 
     def tell_stop(self, reason: str) -> None:
         """Stop the other groups for the same reason, unless this group has only used up its own share of the steps."""
-        if reason != "total_steps" or self.whole_config.fusion == "async":
+        if reason != "total_steps" or self.whole.config.fusion == "async":
             self.session.tell_stop(reason)
 
     def tell_failure(self, error: BaseException) -> None:
@@ -229,7 +218,7 @@ class Group:
         return {
             "state": self._state,
             "host": self.session.place.machine,
-            "fusion": self.whole_config.fusion,
+            "fusion": self.whole.config.fusion,
             "env_steps": learner.inserted_steps if learner else 0,
             "updates": learner.updates if learner else 0,
             "env_steps_per_second": latest.env_steps_per_second if latest else 0.0,
@@ -243,8 +232,8 @@ class Group:
 
         All ranks exchange their counters more often shortly before that.
         """
-        total = self.whole_config.total_steps
-        if self.whole_config.fusion != "async" or total is None:
+        total = self.whole.config.total_steps
+        if self.whole.config.fusion != "async" or total is None:
             return
         done, now = sum(status["env_steps"] for status in statuses.values()), time.monotonic()
         done += self._made_before()[0]
@@ -272,9 +261,9 @@ class Group:
             "time/total_timesteps": snapshot.env_steps + sum(counted["env_steps"]),
             "train/n_updates": snapshot.updates + sum(counted["updates"]),
         }
-        if self.whole_config.fusion == "gradients":  # all groups make the same updates
+        if self.whole.config.fusion == "gradients":  # all groups make the same updates
             metrics["updates_per_second"] = snapshot.updates_per_second
-        total = self.whole_config.total_steps
+        total = self.whole.config.total_steps
         return dataclasses.replace(snapshot, metrics=metrics, groups=self.groups(), total_steps=total)
 
     def others(self) -> dict[str, list[int]]:
@@ -283,7 +272,7 @@ class Group:
         With fused gradients all groups make the same updates, which count once.
         """
         others = [group for group in self.groups() if group.rank]
-        together = self.whole_config.fusion != "gradients"
+        together = self.whole.config.fusion != "gradients"
         steps, updates = self._made_before()
         return {
             "env_steps": [steps, *(group.env_steps for group in others)],
@@ -296,14 +285,14 @@ class Group:
         With `async` fusion schedules run over the steps of all groups, as of the last heartbeat, because a fast group
         takes more steps than its share. Otherwise they run over the share.
         """
-        return self._elsewhere if self.whole_config.fusion == "async" else 0
+        return self._elsewhere if self.whole.config.fusion == "async" else 0
 
     def other_steps(self, env_steps: int) -> int:
         """Environment steps of the other groups when this one has taken `env_steps`; as of their last heartbeat.
 
         Groups that wait for each other at fixed updates take the same numbers of steps.
         """
-        fusion, together = self.whole_config.fusion, self.algorithm.exact
+        fusion, together = self.whole.config.fusion, self.job.algorithm.exact
         if fusion == "gradients" or (fusion == "average" and together):
             return self._before[0] + env_steps * (self.session.place.size - 1)
         return sum(self.others()["env_steps"])
@@ -413,7 +402,8 @@ def made_by_others(resumed: Resumption | None) -> tuple[int, int]:
     return resumed.other_steps, resumed.other_updates
 
 
-def without_others(config: TrainerConfig, other_steps: int) -> TrainerConfig:
-    """Options of a run of one group that resumes one of several, whose other groups have made `other_steps`."""
-    left = None if config.total_steps is None else max(1, config.total_steps - other_steps)
-    return dataclasses.replace(config, total_steps=left)
+def without_others(job: Job) -> Job:
+    """A run of one group that resumes one of several: what the other groups had made is not to be made again."""
+    made, steps = made_by_others(job.resumed)[0], job.config.total_steps
+    left = None if steps is None else max(1, steps - made)
+    return dataclasses.replace(job, config=dataclasses.replace(job.config, total_steps=left))

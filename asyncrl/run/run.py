@@ -55,7 +55,6 @@ from asyncrl.envs.checks import require_same_spaces
 from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.envs.goals import GoalRewards, goal_rewards, goals_text
 from asyncrl.envs.observations import unread_text
-from asyncrl.envs.source import EnvSource
 from asyncrl.errors import (
     AsyncRLError,
     ResourceError,
@@ -84,6 +83,7 @@ from asyncrl.run.env_kwargs import EnvKwargsChanges
 from asyncrl.run.episode_window import Ratings
 from asyncrl.run.evaluate import EvaluationFilms, EvaluationSchedule
 from asyncrl.run.grouped import Group, made_by_others, share_of_algorithm, without_others
+from asyncrl.run.job import Job
 from asyncrl.run.machine import (
     ResourceMeter,
     choose_device,
@@ -93,7 +93,7 @@ from asyncrl.run.machine import (
 )
 from asyncrl.run.reporting import Reporter
 from asyncrl.run.result import TrainResult
-from asyncrl.run.saving import CheckpointSaver, restore_rings, warn_of_file
+from asyncrl.run.saving import CheckpointSaver, restore_rings
 from asyncrl.run.slow_stop import warned_of_slow_stop, within_limit
 from asyncrl.run.summary import send_summary, summarize, without_secrets
 from asyncrl.run.switching import fast_switching, frozen_objects
@@ -105,7 +105,7 @@ from asyncrl.shm.weights import WeightMailbox
 from asyncrl.show.metrics import EvaluationResult, Snapshot, over_groups
 from asyncrl.storage.checkpoint import CheckpointMeta, refused_if_damaged
 from asyncrl.storage.config_file import options_by_table
-from asyncrl.storage.resume import Resumption
+from asyncrl.storage.disk_space import warn_of_file
 from asyncrl.storage.run_directory import DirectoryLost, RunDirectory, refuse_unwritable
 from asyncrl.storage.run_files import write_run_files
 
@@ -126,18 +126,16 @@ class Run:
     """One run; made and used on the run's event-loop thread.
 
     Args:
-        config, algorithm: every option of the whole run.
-        source: the environment.
+        job: the whole run.
         server: a fork server that is already starting; it is closed with the run.
         on_snapshot: called on the loop thread with every new snapshot.
         group: this process's group, None for a run with one group.
-        resumed: the checkpoint to resume from, or None.
         started: `time.monotonic()` at which wall and start-up time begin; None is now.
         trainer, callbacks: the user's callbacks, and their first argument.
 
     Attributes:
         whole_config, whole_algorithm: options of the whole run.
-        config, algorithm: those of this group.
+        config, algorithm, source, resumed: those of this group.
         built: whether `build` has returned, so that the parts exist.
         spec: the environment's spaces, once it was probed.
         policy: the acting half, with weights of zero.
@@ -173,34 +171,32 @@ class Run:
 
     def __init__(
         self,
-        config: TrainerConfig,
-        algorithm: Algorithm,
-        source: EnvSource,
+        job: Job,
         server: ForkServer,
         on_snapshot: Callable[[Snapshot], None],
         *,
         group: Group | None = None,
-        resumed: Resumption | None = None,
         started: float | None = None,
         trainer: Any = None,
         callbacks: Sequence[Any] = (),
     ) -> None:
-        self.whole_config, self.whole_algorithm = config, algorithm
-        self.source, self.group, self.resumed = source, group, resumed
-        self._made_by_others = made_by_others(resumed)
-        self.config, self.algorithm = without_others(config, self._made_by_others[0]), algorithm
-        if group is not None:
-            self.whole_config, self.whole_algorithm = group.whole_config, group.whole_algorithm
-            self.config, self.algorithm, self.resumed = group.config, group.algorithm, group.resumed
-        config, self.built = self.config, False
+        whole, own = (job, without_others(job)) if group is None else (group.whole, group.job)
+        self.whole_config, self.whole_algorithm = whole.config, whole.algorithm
+        self.config, self.algorithm, self.source = own.config, own.algorithm, own.source
+        self.resumed = own.resumed
+        self.group, self.built = group, False
+        self._made_by_others = made_by_others(job.resumed)
         self.url: str | None = None
         self.page_url: str | None = None
         self.result: TrainResult | None = None
         self.clock = TrainClock(created=started)
-        self.directory = RunDirectory(config.run_dir, config.checkpoints_kept, self.resumed is not None)
+        self.directory = RunDirectory(
+            own.config.run_dir, own.config.checkpoints_kept, own.resumed is not None
+        )
         self.callbacks = Callbacks(trainer, callbacks, self.stop, self.fail)
-        self.reporter = Reporter(config, self.clock, on_snapshot, self.callbacks, exact=self.algorithm.exact)
-        self.env_kwargs = EnvKwargsChanges(config, source, server, self.directory, self.fail)
+        exact = own.algorithm.exact
+        self.reporter = Reporter(own.config, self.clock, on_snapshot, self.callbacks, exact=exact)
+        self.env_kwargs = EnvKwargsChanges(own, server, self.directory, self.fail)
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()
@@ -461,7 +457,8 @@ class Run:
         warn_of_too_many_threads(config)
         packed, layout = pack_policy(self.policy), ring_layout(config, algorithm, spec)
         self.resources = ResourceMeter(own_device)
-        self._make_actors(stack, packed, layout, actor_seed, own_device)
+        self._make_actors(stack, packed, layout, actor_seed)
+        self._start_inference(stack, own_device)
         self._make_evaluator(stack, packed, evaluator_seed)
         dataset = await self._dataset(stack)
         async with asyncio.TaskGroup() as tasks:
@@ -512,9 +509,9 @@ class Run:
         )
 
     def _make_actors(
-        self, stack: contextlib.AsyncExitStack, packed: bytes, layout: RingLayout, seed: int, device: str
+        self, stack: contextlib.AsyncExitStack, packed: bytes, layout: RingLayout, seed: int
     ) -> None:
-        """Make rings, mailbox and doorbell, the actors, not started, and their inference server if they need one."""
+        """Make rings, mailbox and doorbell, request blocks if the actors are served, and the actors, not started."""
         actors, requests = self.config.actors, None
         if is_served(self.algorithm):
             requests = RequestBlocks(request_layout(self.policy, layout), actors)
@@ -523,11 +520,19 @@ class Run:
         stack.callback(self.doorbell.close)
         self_play = self._make_mailbox()
         stack.callback(self.mailbox.close)
-        served = None if requests is None else requests.layout
-        among = None if self.group is None else self.group.among
+        plan = PoolPlan(
+            self.source,
+            packed,
+            layout,
+            num_actors=actors,
+            seed=seed,
+            requests=None if requests is None else requests.layout,
+            among=None if self.group is None else self.group.among,
+            self_play=self_play,
+        )
         self.pool = ActorPool(
             self._server,
-            PoolPlan(self.source, packed, layout, actors, seed, served, among, self_play),
+            plan,
             Connections(self.mailbox, self.doorbell, self.env_kwargs.writer, requests),
             limits=self._limits(),
             log_of=self.directory.actor_log,
@@ -535,23 +540,18 @@ class Run:
             on_death=self._actor_died,
         )
         stack.push_async_callback(self.pool.close)
-        self.inference = None
-        if requests is not None:
-            self.inference = start_server(
-                self.algorithm.make_policy(self.spec),
-                device,
-                requests,
-                self.pool.rings,
-                self.mailbox,
-                self.pool.wake,
-                self.algorithm.exact,
-                self.fail,
-            )
-            stack.callback(self.inference.close)
         if self.resumed is not None:
             restore_rings(self.pool, self.resumed, getattr(self.algorithm, "segment_rows", 1))
             with refused_if_damaged(self.resumed.path):
                 self.env_kwargs.restore(self.resumed)
+
+    def _start_inference(self, stack: contextlib.AsyncExitStack, device: str) -> None:
+        """Start the server that runs the network for the actors, if they do not run it themselves."""
+        self.inference = None
+        if is_served(self.algorithm):
+            policy, exact = self.algorithm.make_policy(self.spec), self.algorithm.exact
+            self.inference = start_server(policy, self.pool, device, exact=exact, on_failure=self.fail)
+            stack.callback(self.inference.close)
 
     def _make_mailbox(self) -> SelfPlay | None:
         """Make the mailbox, for self-play with past versions, whose ratings are counted; returns how that is done."""
@@ -593,7 +593,7 @@ class Run:
 
     def _make_learner(self, core: Updater, rewards: GoalRewards | None, dataset: RingReader | None) -> None:
         """Make the learner over all rings, and the schedule of its evaluations."""
-        config, algorithm, clock = self.config, self.algorithm, self.clock
+        config, algorithm = self.config, self.algorithm
         in_turn = algorithm.exact and self.callbacks.hear_evaluations
         snapshots = WeightSnapshots(config.eval_interval_steps, arrived=self._copy_arrived, in_turn=in_turn)
         loop = make_loop(
@@ -614,16 +614,7 @@ class Run:
             dataset=dataset,
         )
         self.learner = Learner(loop, self.doorbell, self.thread, config.burst_seconds, snapshots)
-        self.schedule = EvaluationSchedule(
-            config,
-            self.evaluator,
-            self.learner,
-            clock,
-            lambda result, weights: self.saver.save_best(result, weights),
-            self._evaluated,
-            self.env_kwargs.settle,
-            self.other_steps,
-        )
+        self.schedule = EvaluationSchedule(self)
 
     def _make_saver(self) -> None:
         config, algorithm = self.config, self.algorithm
@@ -635,31 +626,25 @@ class Run:
             seed=config.seed,
         )
         self.origin = PolicyOrigin(algorithm, self.source, meta)
-        self.saver = CheckpointSaver(
-            config,
-            self.origin,
-            self.directory,
-            self.clock,
-            self.learner,
-            self.pool,
-            self.schedule,
-            self.reporter,
-            self.others,
-            self.env_kwargs.state,
-            self.callbacks.checkpoint,
-        )
+        self.saver = CheckpointSaver(self)
 
     def _copy_arrived(self) -> None:
         """Called on the learner's thread when it has copied its weights for an evaluation."""
         self._loop.call_soon_threadsafe(lambda: self.schedule.copy_arrived())
 
-    def _evaluated(
-        self, result: EvaluationResult, weights: NDArray[np.float32], key: tuple[int, ...]
+    async def evaluated(
+        self, result: EvaluationResult, weights: NDArray[np.float32], key: tuple[int, ...], *, best: bool
     ) -> None:
-        """Report an evaluation, and film it."""
+        """Save the best weights, report the evaluation, and film it. Called by `schedule` with every result."""
+        if best:
+            await self.saver.save_best(result, weights)
         self.reporter.evaluated(result)
         if self.films is not None:
             self.films.evaluated(result, weights, key)
+
+    async def after_evaluation(self) -> None:
+        """Wait until what the callbacks of an evaluation have set was tried."""
+        await self.env_kwargs.settle()
 
     # --- train -------------------------------------------------------------------------------------------------------
 

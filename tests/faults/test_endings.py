@@ -818,7 +818,7 @@ class Parts:
 
     async def save_best(self, result: Any, weights: Any) -> None: ...
 
-    async def settle(self) -> None: ...
+    def evaluated(self, result: Any) -> None: ...
 
     async def evaluate(self, weights: Any, episodes: int, key: Any) -> Any:
         self._note("evaluate")
@@ -847,6 +847,7 @@ class Ending(Run):
     def __init__(self, path: Path, fails: str = "") -> None:
         self.directory, self.clock = RunDirectory(path), TrainClock()
         self.group = self._target_weights = None
+        self._made_by_others = 0, 0
         self.config = TrainerConfig(env="any", algo="dqn", target_eval_episodes=3)
         self.whole_config = self.config
         self.built = True
@@ -861,17 +862,7 @@ class Ending(Run):
     def finish(self, reason: str = "total_steps", error: BaseException | None = None) -> Any:
         async def end() -> Any:
             self._stop_requested = asyncio.Event()
-            parts = self.parts
-            self.schedule = EvaluationSchedule(
-                self.config,
-                parts,
-                parts,
-                self.clock,
-                parts.save_best,
-                lambda *_: None,
-                parts.settle,
-                lambda _: 0,
-            )
+            self.schedule = EvaluationSchedule(self)
             return await self.end(reason, error)
 
         outcome, error = asyncio.run(end())

@@ -20,8 +20,8 @@ from asyncrl.algorithms.search_spaces import Choices, Interval, SearchSpace
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import ConfigurationError, EnvironmentRaised, TrainingDiverged
+from asyncrl.run.job import Job
 from asyncrl.storage.config_file import read_config
-from asyncrl.trainer.channel import Job
 from asyncrl.trainer.run_pool import Ended, Event, Progressed
 from asyncrl.tuning.search import FINALISTS, Search, value_of
 from asyncrl.tuning.study import RANDOM_TRIALS
