@@ -49,6 +49,8 @@ from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.weight_snapshots import WeightSnapshot
 from asyncrl.run import slow_stop
+from asyncrl.run.env_kwargs import EnvKwargsChanges
+from asyncrl.run.grouped import Alone, Group
 from asyncrl.show.evaluation_result import EvaluationFilm, EvaluationResult
 from asyncrl.storage.run_directory import RunDirectory
 
@@ -95,19 +97,15 @@ class EvaluatedRun(Protocol):
 
     config: TrainerConfig
     clock: TrainClock
+    env_kwargs: EnvKwargsChanges
     evaluator: RemoteEvaluator
+    group: Group | Alone
     learner: Learner
 
     async def evaluated(
         self, result: EvaluationResult, weights: NDArray[np.float32], key: tuple[int, ...], *, best: bool
     ) -> None:
         """Take a recorded evaluation with the key of its episodes; `best` if it is better than all before it."""
-
-    async def after_evaluation(self) -> None:
-        """Awaited after the evaluation of every copy, with or without a result."""
-
-    def other_steps(self, env_steps: int) -> int:
-        """Steps of the other groups, given this group's at a copy; called when it arrives."""
 
 
 class EvaluationSchedule:
@@ -158,7 +156,7 @@ class EvaluationSchedule:
         self._changed.set()
 
     def _timed(self, copy: WeightSnapshot) -> TimedCopy:
-        return TimedCopy(copy, self._clock.train_seconds, self._run.other_steps(copy.env_steps))
+        return TimedCopy(copy, self._clock.train_seconds, self._run.group.other_steps(copy.env_steps))
 
     async def _next(self) -> TimedCopy | None:
         """Wait for the oldest copy that was not evaluated yet; None once training has ended and all were taken."""
@@ -191,7 +189,7 @@ class EvaluationSchedule:
                 return timed.copy.weights
             self.rounds += 1
             self._current = None
-            await self._run.after_evaluation()
+            await self._run.env_kwargs.settle()  # what the callbacks of the evaluation have set
             self._learner.snapshots.evaluated()
             if self._learner.snapshots.in_turn:
                 self._learner.data_arrived()  # it may wait for this before the next copy

@@ -83,6 +83,73 @@ def own_place(config: TrainerConfig) -> Place | None:
     return place
 
 
+class Alone:
+    """The only group of a run, which may resume one of several: the methods of `Group`, without connections.
+
+    Args:
+        whole: the run.
+
+    Attributes:
+        whole, job, leads, max_env_steps, among: see `Group`. What the groups of a resumed run had made beside rank 0 is
+            not to be made again.
+    """
+
+    leads = True
+    among = None
+
+    def __init__(self, whole: Job) -> None:
+        steps, resumed = whole.config.total_steps, whole.resumed
+        self._others = self._begun = 0, 0
+        if resumed is not None:
+            self._begun = resumed.env_steps, resumed.meta.updates  # until the learner counts them
+            if resumed.other_steps:
+                self._others = resumed.other_steps, resumed.other_updates
+        self.max_env_steps = None if steps is None else max(1, steps - self._others[0])
+        config = dataclasses.replace(whole.config, total_steps=self.max_env_steps)
+        self.whole, self.job = whole, dataclasses.replace(whole, config=config)
+
+    def share(self, algorithm: AlgorithmT, whole: AlgorithmT) -> AlgorithmT:
+        """Return `algorithm`."""
+        return algorithm
+
+    async def attach(self, learner: Learner, stop: object, fail: object) -> None:
+        """Note that the learner counts from now on."""
+        self._begun = 0, 0
+
+    async def learn(self, learner: Learner) -> None:
+        """Run the learner to its end."""
+        await learner.run()
+
+    def tell_stop(self, reason: str) -> None:
+        """Nobody is to be told."""
+
+    def tell_failure(self, error: BaseException) -> None:
+        """Nobody is to be told."""
+
+    async def leave(self) -> None:
+        """Nothing is to be left."""
+
+    def shown(self, snapshot: Snapshot) -> Snapshot:
+        """Return `snapshot` with the totals over the groups of the resumed run."""
+        (steps, updates), (begun, made) = self._others, self._begun
+        others = {"time/total_timesteps": steps + begun, "train/n_updates": updates + made}
+        metrics, total = over_groups(snapshot.metrics, [others]), self.whole.config.total_steps
+        return dataclasses.replace(snapshot, total_steps=total, metrics=metrics)
+
+    def others(self) -> dict[str, list[int]]:
+        """Steps and updates of the other groups of the resumed run, for checkpoints."""
+        steps, updates = self._others
+        return {"env_steps": [steps], "updates": [updates]} if steps else {}
+
+    def other_steps(self, env_steps: int) -> int:
+        """Environment steps of these."""
+        return self._others[0]
+
+    def scheduled_elsewhere(self) -> int:
+        """No steps of other groups count towards schedules."""
+        return 0
+
+
 class Group:
     """One group of a run. Made by `join`.
 
@@ -146,6 +213,10 @@ class Group:
     def leads(self) -> bool:
         """Whether this is rank 0, which evaluates and writes the run."""
         return self.session.leads
+
+    def share(self, algorithm: AlgorithmT, whole: AlgorithmT) -> AlgorithmT:
+        """Return `algorithm` with this group's shares of what the run has chosen for `whole`."""
+        return share_of_algorithm(algorithm, self.session.place.size, whole)
 
     async def attach(
         self, learner: Learner, stop: Callable[[str], None], fail: Callable[[BaseException], None]
@@ -393,17 +464,3 @@ def made_before(resumed: Resumption, groups: int, fusion: str) -> tuple[int, int
     others, meta = groups - 1, resumed.meta  # the others have no rows
     again = others * meta.updates if fusion != "gradients" else 0
     return resumed.other_steps - others * meta.env_steps, resumed.other_updates - again
-
-
-def made_by_others(resumed: Resumption | None) -> tuple[int, int]:
-    """Steps and updates that the other groups of the resumed run had made, for a run of one group."""
-    if resumed is None or not resumed.other_steps:
-        return 0, 0
-    return resumed.other_steps, resumed.other_updates
-
-
-def without_others(job: Job) -> Job:
-    """A run of one group that resumes one of several: what the other groups had made is not to be made again."""
-    made, steps = made_by_others(job.resumed)[0], job.config.total_steps
-    left = None if steps is None else max(1, steps - made)
-    return dataclasses.replace(job, config=dataclasses.replace(job.config, total_steps=left))

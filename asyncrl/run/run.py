@@ -72,7 +72,6 @@ from asyncrl.learning.learner import Learner, LearnerReport
 from asyncrl.learning.learner_thread import LearnerThread
 from asyncrl.learning.make_loop import make_loop
 from asyncrl.learning.ring_sizes import ring_layout, self_play_of
-from asyncrl.learning.update_loop import no_steps
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.options import option_values
 from asyncrl.policies.policy_start import begin_with_policy, policy_to_begin_with
@@ -82,8 +81,7 @@ from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.env_kwargs import EnvKwargsChanges
 from asyncrl.run.episode_window import Ratings
 from asyncrl.run.evaluate import EvaluationFilms, EvaluationSchedule
-from asyncrl.run.grouped import Group, made_by_others, share_of_algorithm, without_others
-from asyncrl.run.job import Job
+from asyncrl.run.grouped import Alone, Group
 from asyncrl.run.machine import (
     ResourceMeter,
     choose_device,
@@ -102,7 +100,7 @@ from asyncrl.shm.past_weights import PastWeights
 from asyncrl.shm.prepare import prepare_quietly, prepare_run
 from asyncrl.shm.ring import RingLayout, RingReader
 from asyncrl.shm.weights import WeightMailbox
-from asyncrl.show.metrics import EvaluationResult, Snapshot, over_groups
+from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.storage.checkpoint import CheckpointMeta, refused_if_damaged
 from asyncrl.storage.config_file import options_by_table
 from asyncrl.storage.disk_space import warn_of_file
@@ -126,10 +124,9 @@ class Run:
     """One run; made and used on the run's event-loop thread.
 
     Args:
-        job: the whole run.
+        group: this process's group of the run, or the only one.
         server: a fork server that is already starting; it is closed with the run.
         on_snapshot: called on the loop thread with every new snapshot.
-        group: this process's group, None for a run with one group.
         started: `time.monotonic()` at which wall and start-up time begin; None is now.
         trainer, callbacks: the user's callbacks, and their first argument.
 
@@ -171,21 +168,18 @@ class Run:
 
     def __init__(
         self,
-        job: Job,
+        group: Group | Alone,
         server: ForkServer,
         on_snapshot: Callable[[Snapshot], None],
         *,
-        group: Group | None = None,
         started: float | None = None,
         trainer: Any = None,
         callbacks: Sequence[Any] = (),
     ) -> None:
-        whole, own = (job, without_others(job)) if group is None else (group.whole, group.job)
-        self.whole_config, self.whole_algorithm = whole.config, whole.algorithm
+        own, self.group, self.built = group.job, group, False
+        self.whole_config, self.whole_algorithm = group.whole.config, group.whole.algorithm
         self.config, self.algorithm, self.source = own.config, own.algorithm, own.source
         self.resumed = own.resumed
-        self.group, self.built = group, False
-        self._made_by_others = made_by_others(job.resumed)
         self.url: str | None = None
         self.page_url: str | None = None
         self.result: TrainResult | None = None
@@ -212,8 +206,7 @@ class Run:
             self._interrupted.set()
         if not self._ended.done():
             self._ended.set_result(reason)
-            if self.group is not None:
-                self.group.tell_stop(reason)
+            self.group.tell_stop(reason)
 
     def fail(self, error: BaseException) -> None:
         """End the run with `error`. Loop thread only."""
@@ -229,7 +222,7 @@ class Run:
             ValueError: it has no training environments.
             TypeError: a value is not a Python literal.
         """
-        if self.group is not None:
+        if isinstance(self.group, Group):
             raise RuntimeError(
                 f"set_env_kwargs works in runs of one group, got groups={self.whole_config.groups}"
             )
@@ -288,8 +281,7 @@ class Run:
         except (asyncio.CancelledError, StoppedWhileStarting) as error:
             return "interrupted", error
         except BaseException as error:
-            if self.group is not None:
-                self.group.tell_failure(error)
+            self.group.tell_failure(error)
             return "failed", error
 
     # --- build -------------------------------------------------------------------------------------------------------
@@ -347,16 +339,13 @@ class Run:
         if self.spec.vector_envs is not None:
             self.config = dataclasses.replace(self.config, envs_per_actor=self.spec.vector_envs)
         self.whole_algorithm = _for_run(self.whole_algorithm, self.whole_config, self.spec)
-        if self.group is not None:
-            groups = self.group.session.place.size
-            self.algorithm = share_of_algorithm(self.algorithm, groups, self.whole_algorithm)
-        self.algorithm = _for_run(self.algorithm, self.config, self.spec)
+        share = self.group.share(self.algorithm, self.whole_algorithm)
+        self.algorithm = _for_run(share, self.config, self.spec)
         self._write_options()
         with single_error():
             await self._make_parts(stack)
-        if self.group is not None:
-            stack.push_async_callback(self.group.leave)
-            await self.group.attach(self.learner, self.stop, self.fail)
+        stack.push_async_callback(self.group.leave)
+        await self.group.attach(self.learner, self.stop, self.fail)
         self.built = True
 
     async def _serve_page(self, stack: contextlib.AsyncExitStack) -> None:
@@ -527,7 +516,7 @@ class Run:
             num_actors=actors,
             seed=seed,
             requests=None if requests is None else requests.layout,
-            among=None if self.group is None else self.group.among,
+            among=self.group.among,
             self_play=self_play,
         )
         self.pool = ActorPool(
@@ -606,8 +595,8 @@ class Run:
             wake=self.pool.wake,
             snapshots=snapshots,
             total_steps=config.total_steps,
-            max_env_steps=config.total_steps if self.group is None else self.group.max_env_steps,
-            other_steps=no_steps if self.group is None else self.group.scheduled_elsewhere,
+            max_env_steps=self.group.max_env_steps,
+            other_steps=self.group.scheduled_elsewhere,
             dump_dir=lambda: self.directory.current,
             env_kwargs=self.env_kwargs.writer,
             goal_rewards=rewards,
@@ -642,10 +631,6 @@ class Run:
         if self.films is not None:
             self.films.evaluated(result, weights, key)
 
-    async def after_evaluation(self) -> None:
-        """Wait until what the callbacks of an evaluation have set was tried."""
-        await self.env_kwargs.settle()
-
     # --- train -------------------------------------------------------------------------------------------------------
 
     async def train(self) -> str:
@@ -675,7 +660,7 @@ class Run:
         await self.env_kwargs.settle()  # what `on_start` has set
         # All actors are ready and wait for the first weights, which the learner publishes before anything else.
         self.clock.start()
-        await (self.learner.run() if self.group is None else self.group.learn(self.learner))
+        await self.group.learn(self.learner)
         if not self._ended.done():  # the steps are used up, but copies may still wait for evaluation
             self.schedule.training_ended()  # the clock stops before the disk is waited for
             await self.saver.save_before_evaluating()
@@ -731,40 +716,19 @@ class Run:
             }
             measured |= self.schedule.last.by_level() if self.schedule.last is not None else {}
             state = "evaluating" if state == "training" and self.schedule.holds_training else state
-        made = Snapshot(
-            state=state,
-            metrics=self.reporter.metrics(measured),
-            distributions=learned.distributions,
-            bins=self.reporter.episodes.bins() | learned.bins,
-            value_pairs=learned.value_pairs,
-            stop_reason=stop_reason,
-            error=error,
-            **{name: getattr(self.config, name) for name in SHOWN_OPTIONS},
-            **parts,
+        return self.group.shown(
+            Snapshot(
+                state=state,
+                metrics=self.reporter.metrics(measured),
+                distributions=learned.distributions,
+                bins=self.reporter.episodes.bins() | learned.bins,
+                value_pairs=learned.value_pairs,
+                stop_reason=stop_reason,
+                error=error,
+                **{name: getattr(self.config, name) for name in SHOWN_OPTIONS},
+                **parts,
+            )
         )
-        if self.group is not None:
-            return self.group.shown(made)
-        steps, updates = self._made_before()
-        metrics = over_groups(made.metrics, [{"time/total_timesteps": steps, "train/n_updates": updates}])
-        return dataclasses.replace(made, total_steps=self.whole_config.total_steps, metrics=metrics)
-
-    def _made_before(self) -> tuple[int, int]:
-        """Steps and updates of a resumed run's other groups, and of this one until the learner counts them."""
-        steps, updates = self._made_by_others
-        if self.resumed is None or self.built:
-            return steps, updates
-        return steps + self.resumed.env_steps, updates + self.resumed.meta.updates
-
-    def others(self) -> dict[str, list[int]]:
-        """Steps and updates of all other groups, also of the run that is resumed, for checkpoints."""
-        if self.group is not None:
-            return self.group.others()
-        steps, updates = self._made_by_others
-        return {"env_steps": [steps], "updates": [updates]} if steps else {}
-
-    def other_steps(self, env_steps: int) -> int:
-        """Environment steps of all other groups when this one has taken `env_steps`."""
-        return self._made_by_others[0] if self.group is None else self.group.other_steps(env_steps)
 
     # --- end ---------------------------------------------------------------------------------------------------------
 
@@ -793,8 +757,7 @@ class Run:
                 # Weights that are found to be NaN only now fail the run; it still writes its summary.
                 weights, error, reason = None, error or diverged, "failed"
         evaluation, failure = self.schedule.last if reached else None, None
-        leads = self.group is None or self.group.leads
-        if error is None and reason in COMPLETE and weights is not None and leads and not reached:
+        if error is None and reason in COMPLETE and weights is not None and self.group.leads and not reached:
             evaluation, failure = await self.schedule.evaluate_finally(
                 self._stop_requested,
                 lambda done: self.reporter.show_state("evaluating", final_evaluation=done),
@@ -805,7 +768,7 @@ class Run:
             await self.films.finish()
         snapshot = self._last_snapshot(reason, None if error is None else describe_error(error))
         summary = self._write_summary(snapshot, evaluation, failure)
-        if leads and self.config.on_end is not None:
+        if self.group.leads and self.config.on_end is not None:
             send_summary(self.config.on_end, summary, self.config.run_dir)
         with contextlib.suppress(Exception):  # the run has its result, whether or not it is shown
             self.reporter.show(snapshot)

@@ -44,7 +44,6 @@ from asyncrl.learning.learner import Learner
 from asyncrl.learning.weight_snapshots import WeightSnapshot
 from asyncrl.policies.portable_policy import PolicyOrigin
 from asyncrl.run.callbacks import Callbacks
-from asyncrl.run.env_kwargs import EnvKwargsChanges
 from asyncrl.run.evaluate import EvaluatedRun, EvaluationSchedule
 from asyncrl.run.reporting import Reporter
 from asyncrl.run.slow_stop import within_limit
@@ -73,18 +72,14 @@ BEST_SECONDS = 60.0
 
 
 class SavedRun(EvaluatedRun, Protocol):
-    """What checkpoints need of their run: its parts, and the counters of its other groups."""
+    """What checkpoints need of their run: its parts."""
 
     callbacks: Callbacks
     directory: RunDirectory
-    env_kwargs: EnvKwargsChanges
     origin: PolicyOrigin
     pool: ActorPool
     reporter: Reporter
     schedule: EvaluationSchedule
-
-    def others(self) -> dict[str, list[int]]:
-        """Steps and updates of the other groups."""
 
 
 class CheckpointSaver:
@@ -313,7 +308,7 @@ class CheckpointSaver:
             "learner": learner,
             "rings": self._positions(learner),
             "episodes": self._run.reporter.episodes.state(),
-            "groups": self._run.others(),
+            "groups": self._run.group.others(),
             "env_kwargs": self._run.env_kwargs.state(),
             "evaluations": _columns(schedule.evaluations),
             "rounds": schedule.rounds,

@@ -617,12 +617,12 @@ class Trainer(ShownByCard):
         # Imported here because it imports torch, which then loads in parallel with the fork server, and is not loaded
         # by an actor whose environment's module imports Trainer.
         with paused_collection():
-            from asyncrl.run.grouped import Group, own_place
+            from asyncrl.run.grouped import Alone, Group, own_place
             from asyncrl.run.run import Run
             from asyncrl.trainer.ranks import Ranks
 
         job, config = self.job, self.config
-        place, group = own_place(config), None
+        place = own_place(config)
         if place is None and config.groups > 1 and "RANK" not in os.environ:
             server.close()  # the ranks start their own
             return Ranks(job, self._receive, self, self._callbacks)
@@ -631,21 +631,20 @@ class Trainer(ShownByCard):
                 "policies must be none in one of several groups",
                 fix="leave policies out, or start without torchrun",
             )
+        group: Group | Alone = Alone(job)
         if place is not None:
             group = await Group.join(place, job, lambda: self._stop_reason is not None)
         try:
             return Run(
-                job,
+                group,
                 server,
                 self._receive,
-                group=group,
                 started=self._started_at,
                 trainer=self,
                 callbacks=self._callbacks,
             )
         except BaseException as error:
-            if group is not None:
-                group.tell_failure(error)  # the other groups would wait for this one
+            group.tell_failure(error)  # the other groups would wait for this one
             raise
 
     def _receive(self, snapshot: Snapshot) -> None:

@@ -40,6 +40,8 @@ from asyncrl.learning.clock import TrainClock
 from asyncrl.policies import policy_file
 from asyncrl.run import evaluate
 from asyncrl.run.evaluate import EvaluationSchedule
+from asyncrl.run.grouped import Alone
+from asyncrl.run.job import Job
 from asyncrl.run.run import Run
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.storage.checkpoint import CheckpointFolder, read_policy
@@ -846,9 +848,10 @@ class Ending(Run):
 
     def __init__(self, path: Path, fails: str = "") -> None:
         self.directory, self.clock = RunDirectory(path), TrainClock()
-        self.group = self._target_weights = None
-        self._made_by_others = 0, 0
+        self._target_weights = None
         self.config = TrainerConfig(env="any", algo="dqn", target_eval_episodes=3)
+        nothing: Any = None
+        self.group = Alone(Job(self.config, nothing, nothing))
         self.whole_config = self.config
         self.built = True
         parts: Any = Parts(self, fails)

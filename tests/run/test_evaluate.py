@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -73,6 +74,10 @@ class Learner:
         self.looked += 1
 
 
+async def nothing():
+    """No change of keyword arguments is tried."""
+
+
 class Rig:
     """A run with fakes around its schedule."""
 
@@ -88,7 +93,8 @@ class Rig:
         self.best, self.seen, self.states = [], [], []
         rules = {"target_return": target, "total_steps": None if only_stop else 1_000_000}
         self.config = TrainerConfig(env="any", algo="any", eval_episodes=3, target_eval_episodes=20, **rules)
-        self.other_steps = other_steps
+        self.env_kwargs = SimpleNamespace(settle=nothing)
+        self.group = SimpleNamespace(other_steps=other_steps)
         self.schedule = EvaluationSchedule(self)
 
     async def evaluated(self, result, weights, key, *, best):
@@ -97,9 +103,6 @@ class Rig:
             self.best.append((result.return_mean, float(weights[0])))
         self.seen.append((result.env_steps, result.updates, result.policy_version, result.return_mean))
         self.states.append(self.schedule.holds_training)
-
-    async def after_evaluation(self):
-        """Nothing is awaited."""
 
     def put(self, *env_steps):
         """Add copies as the learner's thread does; the weights are the hundreds of steps."""

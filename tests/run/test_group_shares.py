@@ -30,15 +30,14 @@ from asyncrl.protocols import Policy
 from asyncrl.run import grouped
 from asyncrl.run import run as run_module
 from asyncrl.run.grouped import (
+    Alone,
     Group,
     made_before,
-    made_by_others,
     own_place,
     seed_of,
     share_of,
     share_of_algorithm,
     shared_options,
-    without_others,
 )
 from asyncrl.run.job import Job
 from asyncrl.shm.env_kwargs import EnvKwargsWriter
@@ -124,10 +123,12 @@ class Second:
     """The second of three groups, which has no connection to the others."""
 
     leads, among, max_env_steps = True, (4, 6), 100
-    session = SimpleNamespace(place=SimpleNamespace(size=3))
 
     def __init__(self, job: Job) -> None:
         self.whole = self.job = job
+
+    def share(self, algorithm: Any, whole: Any) -> Any:
+        return share_of_algorithm(algorithm, 3, whole)
 
     async def attach(self, *_: object) -> None: ...
 
@@ -205,12 +206,23 @@ def test_counters_go_on_over_all_groups_whatever_their_number() -> None:
 
 
 def test_one_group_goes_on_with_what_several_have_begun() -> None:
-    assert made_by_others(going_on(5000, [0, 2001], 700, [0, 300])) == (2001, 300)
-    assert made_by_others(going_on(5000, [], 700, [])) == made_by_others(None) == (0, 0)
     job = Job(CONFIG, DQN(), SOURCE)
-    others = dataclasses.replace(job, resumed=going_on(5000, [0, 2001], 700, [0, 300]))
-    assert without_others(others).config.total_steps == CONFIG.total_steps - 2001
-    assert without_others(job) == job
+    alone = Alone(dataclasses.replace(job, resumed=going_on(5000, [0, 2001], 700, [0, 300])))
+    assert alone.others() == {"env_steps": [2001], "updates": [300]} and alone.other_steps(7) == 2001
+    assert alone.job.config.total_steps == alone.max_env_steps == CONFIG.total_steps - 2001
+    snapshot = make_snapshot()
+    steps, updates = snapshot.env_steps, snapshot.updates
+    starting = alone.shown(snapshot)
+    assert (starting.env_steps, starting.updates) == (steps + 5000 + 2001, updates + 700 + 300)
+    asyncio.run(alone.attach(None, None, None))  # type: ignore[arg-type]
+    shown = alone.shown(snapshot)
+    assert (shown.env_steps, shown.updates, shown.total_steps) == (
+        steps + 2001,
+        updates + 300,
+        CONFIG.total_steps,
+    )
+    for plain in (job, dataclasses.replace(job, resumed=going_on(5000, [], 700, []))):
+        assert Alone(plain).job == plain and Alone(plain).others() == {} and Alone(plain).other_steps(7) == 0
 
 
 def test_another_group_goes_on_without_what_is_rank_0s() -> None:
