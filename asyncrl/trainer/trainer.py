@@ -93,7 +93,7 @@ class Trainer(ShownByCard):
         options: fields of `TrainerConfig`, see `help(TrainerConfig)`; `wrappers` may also have classes and functions.
 
     Attributes:
-        job: both, with the environment and the checkpoint of a resumed run.
+        job: options, algorithm and environment of the run, and the checkpoint of one that is resumed.
         result: the result, also of a run that failed after it had learned; None before the end, or without weights.
 
     Raises:

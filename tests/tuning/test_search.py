@@ -254,7 +254,7 @@ def test_a_run_that_diverges_or_fails_is_a_trial_without_a_value(tmp_path: Path)
         "trial-004": EnvironmentRaised("it raised"),
         "best-s1001": EnvironmentRaised("it raised"),
     }
-    found = searched(tmp_path, Runs(errors=errors))
+    found = searched(tmp_path, Runs(errors=errors), trials=8)
     assert [(t.number, t.value) for t in found.trials if t.state == "failed"] == [(2, None), (4, None)]
     assert found.held_out.best[1] != found.held_out.best[1], "NaN"
     assert (
