@@ -55,11 +55,12 @@ def executed(name, tmp_path, shorter):
 
 
 def test_quickstart_runs_top_to_bottom(tmp_path):
-    cells = executed("01_quickstart.ipynb", tmp_path, {})
+    # That 475 is reached is tested in test_learning.py.
+    cells = executed("01_quickstart.ipynb", tmp_path, {"target_return=475": "target_return=200"})
     assert "target_return" in value_of(cells[1])
     assert any("text/html" in o.get("data", {}) for o in cells[1].outputs), "the live card was not shown"
     assert "<circle" in html_of(cells[1]), "the result shows its learning curve"
-    assert float(value_of(cells[3])) > 100  # one episode of a policy that reached 475
+    assert float(value_of(cells[3])) > 50  # one episode of a policy that reached 200; 20 is chance
     assert "data:video/mp4" in html_of(cells[4])
     assert float(value_of(cells[5])) > 15  # 10 is chance
     assert "max_seconds" in value_of(cells[7])

@@ -50,6 +50,7 @@ class ActorPool:
             a doorbell signal may have been lost with it.
 
     Attributes:
+        connections: as given.
         rings: reading end of every actor's ring; available before `start`.
         step_times: times of an environment step.
 
@@ -70,7 +71,7 @@ class ActorPool:
     ) -> None:
         self._server = server
         self._plan = plan
-        self._connections = connections
+        self.connections = connections
         self._limits = limits or ProcessLimits()
         self._on_failure = on_failure
         self._on_death = on_death
@@ -213,7 +214,7 @@ class ActorPool:
         child = Child(self._server, "actor")
         actor.begin_life(child)
         plan = ActorPlan(self._plan, actor.index, actor.incarnation, actor.state_to_begin_with)
-        fds = {"ring": actor.ring.segment.fd, **self._connections.descriptors(actor.index)}
+        fds = {"ring": actor.ring.segment.fd, **self.connections.descriptors(actor.index)}
         try:
             await child.start(pickle.dumps(plan), fds, log=actor.log)
             await child.receive()

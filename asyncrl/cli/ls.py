@@ -13,7 +13,7 @@ from asyncrl.cli.flags import Parser
 from asyncrl.cli.run_name import existing_folder, runs_folder
 from asyncrl.cli.text_table import age, text_table
 from asyncrl.show.kept_run import KeptRun, find_runs
-from asyncrl.show.numbers import NONE, of_return
+from asyncrl.show.numbers import interval, of_return
 from asyncrl.show.run_groups import RunGroup, group_runs
 
 if TYPE_CHECKING:
@@ -94,15 +94,15 @@ def _print_groups(groups: Sequence[RunGroup], as_json: bool) -> None:
         )
     if as_json:
         return print(json.dumps(rows))
-    interval = "95% interval of the mean"
-    header = ("env", "group", "runs", "mean final", "IQM", interval, "best")
+    bounds = "95% interval of the mean"
+    header = ("env", "group", "runs", "mean final", "IQM", bounds, "best")
     cells = [
         (
             row["env"] or "?",
             row["group"],
             str(row["runs"]),
             *map(of_return, (row["mean"], row["iqm"])),
-            NONE if row["low"] is None else f"[{of_return(row['low'])}, {of_return(row['high'])}]",
+            interval(row["low"], row["high"]),
             of_return(row["best"]),
         )
         for row in rows

@@ -15,11 +15,10 @@ from asyncrl.cli.flags import Parser
 from asyncrl.cli.text_table import existing_run, text_table
 from asyncrl.errors import ConfigurationError
 from asyncrl.show.kept_run import KeptRun, find_runs, is_logged
-from asyncrl.show.numbers import NONE, of_return, with_interval
+from asyncrl.show.numbers import interval, of_return, with_interval
 from asyncrl.show.run_groups import RunGroup, group_runs
 
 if TYPE_CHECKING:
-    from asyncrl.show.aggregates import Estimate
     from asyncrl.show.comparison import GroupResult, SettingResult
     from asyncrl.show.curves import Curve
 
@@ -135,13 +134,14 @@ def _results_table(ends: Sequence[GroupResult], line: str) -> str:
             str(end.values.size),
             of_return(end.mean.value),
             of_return(end.iqm.value),
-            _interval(end.mean if line == "mean" else end.iqm),
+            interval(shown.low, shown.high),
         )
         for end in ends
+        for shown in (end.mean if line == "mean" else end.iqm,)
     ]
-    interval = f"95% interval of the {'mean' if line == 'mean' else 'IQM'}"
-    header = ("last value of", "options", "runs", "mean", "IQM", interval)
-    return text_table(header, rows, right=("runs", "mean", "IQM", interval))
+    bounds = f"95% interval of the {'mean' if line == 'mean' else 'IQM'}"
+    header = ("last value of", "options", "runs", "mean", "IQM", bounds)
+    return text_table(header, rows, right=("runs", "mean", "IQM", bounds))
 
 
 def _settings_table(settings: Sequence[SettingResult], environments: int) -> str:
@@ -152,10 +152,6 @@ def _settings_table(settings: Sequence[SettingResult], environments: int) -> str
         for own in settings
     ]
     return text_table((title, "runs", *names), rows, right=("runs", *names))
-
-
-def _interval(found: Estimate) -> str:
-    return NONE if found.low is None else f"[{of_return(found.low)}, {of_return(found.high)}]"
 
 
 def _scales(given: Sequence[str] | None, groups: Sequence[RunGroup]) -> dict[str, tuple[float, float]]:

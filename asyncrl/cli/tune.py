@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 from collections.abc import Sequence
@@ -123,7 +124,6 @@ def _folder(env: str, algo: str) -> Path:
 def run(options: TuneOptions) -> int:
     """Search and print the result; returns the exit code."""
     with Interrupts() as interrupts:
-        from asyncrl.trainer.channel import Job
         from asyncrl.trainer.run_pool import runs_at_once
         from asyncrl.trainer.trainer import Trainer
         from asyncrl.tuning.search import Search
@@ -132,7 +132,7 @@ def run(options: TuneOptions) -> int:
         try:
             with Search(
                 options.folder,
-                Job(options.config, options.algorithm, trainer._source),
+                dataclasses.replace(trainer.job, config=options.config, algorithm=options.algorithm),
                 options.space,
                 trials=options.trials,
                 at_once=options.at_once or runs_at_once(options.config),

@@ -37,13 +37,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from asyncrl.acting.modules import ModuleActingNetwork
 from asyncrl.acting.network_policy import ServedPolicy, own_weights, require_served
-from asyncrl.actors.connections import RequestBlocks
+from asyncrl.actors.pool import ActorPool
 from asyncrl.errors import AsyncRLError, InferenceFailed, describe_error
 from asyncrl.interfaces import Metrics
 from asyncrl.protocols import Policy
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.requests import Request, RequestLayout, ServerRequests
-from asyncrl.shm.ring import RingLayout, RingReader
+from asyncrl.shm.ring import RingLayout
 from asyncrl.shm.weights import WeightMailbox
 
 SLEEP_SECONDS = 0.1
@@ -210,11 +210,9 @@ def request_layout(policy: Policy, ring: RingLayout) -> RequestLayout:
 
 def start_server(
     policy: Policy,
+    pool: ActorPool,
     device: str,
-    requests: RequestBlocks,
-    rings: Sequence[RingReader],
-    mailbox: WeightMailbox,
-    wake: Callable[[int], None],
+    *,
     exact: bool,
     on_failure: Callable[[BaseException], None],
 ) -> InferenceServer:
@@ -222,22 +220,21 @@ def start_server(
 
     Args:
         policy: policy of the server alone.
+        pool: the actors, with request blocks.
         device: this rank's device of the learner.
-        requests: the actors' request blocks.
-        rings: the actors' rings.
-        mailbox: mailbox of published weights.
-        wake: wakes the actor with a given index.
         exact: whether the discipline is exact, so that every request is a pass of its own.
         on_failure: called with the error of a pass.
     """
-    served = require_served(policy)
+    served, requests = require_served(policy), pool.connections.requests
+    assert requests is not None
     if isinstance(served.network, ModuleActingNetwork):
         served.network.device = device
     blocks = [
         ServerRequests(segment, requests.layout, ring)
-        for segment, ring in zip(requests.segments, rings, strict=True)
+        for segment, ring in zip(requests.segments, pool.rings, strict=True)
     ]
     most_rows = 1 if exact else MOST_ROWS[device.partition(":")[0]]
-    server = InferenceServer(served, blocks, requests.doorbell, mailbox, wake, most_rows)
+    mailbox = pool.connections.mailbox
+    server = InferenceServer(served, blocks, requests.doorbell, mailbox, pool.wake, most_rows)
     server.start(on_failure)
     return server

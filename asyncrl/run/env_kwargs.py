@@ -24,13 +24,12 @@ from typing import Any
 from asyncrl.actors.descriptors import descriptors_or_error
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.probe import probe_renewal
-from asyncrl.config import TrainerConfig
 from asyncrl.envs.renewal import Renewal
-from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import texts_of_mapping
-from asyncrl.run.saving import warn_of_file
+from asyncrl.run.job import Job
 from asyncrl.shm.env_kwargs import EnvKwargs, EnvKwargsWriter
+from asyncrl.storage.disk_space import warn_of_file
 from asyncrl.storage.resume import Resumption
 from asyncrl.storage.run_directory import DirectoryLost, RunDirectory
 
@@ -41,7 +40,7 @@ class EnvKwargsChanges:
     """Changes of the keyword arguments in one run; event-loop thread only.
 
     Args:
-        config, source: options and environment of the run.
+        job: options and environment of the run.
         server: fork server, for the process that tries a change.
         directory: the run's directory.
         fail: ends the run with an error.
@@ -53,13 +52,12 @@ class EnvKwargsChanges:
 
     def __init__(
         self,
-        config: TrainerConfig,
-        source: EnvSource,
+        job: Job,
         server: ForkServer,
         directory: RunDirectory,
         fail: Callable[[BaseException], None],
     ) -> None:
-        self._config, self._source, self._server = config, source, server
+        self._config, self._source, self._server = job.config, job.source, server
         self._directory, self._fail = directory, fail
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -30,10 +30,10 @@ import shutil
 import tempfile
 import warnings
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,8 @@ from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.weight_snapshots import WeightSnapshot
 from asyncrl.run import slow_stop
+from asyncrl.run.env_kwargs import EnvKwargsChanges
+from asyncrl.run.grouped import Alone, Group
 from asyncrl.show.evaluation_result import EvaluationFilm, EvaluationResult
 from asyncrl.storage.run_directory import RunDirectory
 
@@ -90,19 +92,30 @@ class TimedCopy:
     other_steps: int
 
 
+class EvaluatedRun(Protocol):
+    """What evaluations need of their run: its parts, and what it makes of every recorded result."""
+
+    config: TrainerConfig
+    clock: TrainClock
+    env_kwargs: EnvKwargsChanges
+    evaluator: RemoteEvaluator
+    group: Group | Alone
+    learner: Learner
+
+    async def evaluated(
+        self, result: EvaluationResult, weights: NDArray[np.float32], key: tuple[int, ...], *, best: bool
+    ) -> None:
+        """Take a recorded evaluation with the key of its episodes; `best` if it is better than all before it."""
+
+
 class EvaluationSchedule:
     """Evaluates copy after copy until the target is reached or training has ended; event-loop thread only.
 
+    The learner copies its weights, and is held during a confirmation; so is the training clock, which also stands from
+    the end of training on. Of a hint and its confirmation only the latter is recorded.
+
     Args:
-        config: the run's options: numbers of episodes, and the target.
-        evaluator: plays the episodes.
-        learner: copies its weights, and is held during a confirmation.
-        clock: the training clock; paused during a confirmation and from the end of training on.
-        on_best: awaited with the result and weights of an evaluation better than all before it.
-        on_evaluation: called with every recorded result, its weights and the key of its episodes, in order; of a hint
-            and its confirmation only the latter.
-        on_evaluated: awaited after the evaluation of every copy, with or without a result.
-        other_steps: returns the steps of the other groups, given this group's at a copy; called when it arrives.
+        run: the run, whose parts exist.
 
     Attributes:
         evaluations: results so far, in order; beyond `MOST_EVALUATIONS` thinned, the last one is always among them.
@@ -113,24 +126,9 @@ class EvaluationSchedule:
         rounds: number of copies that were evaluated, including failed evaluations.
     """
 
-    def __init__(
-        self,
-        config: TrainerConfig,
-        evaluator: RemoteEvaluator,
-        learner: Learner,
-        clock: TrainClock,
-        on_best: Callable[[EvaluationResult, NDArray[np.float32]], Awaitable[None]],
-        on_evaluation: Callable[[EvaluationResult, NDArray[np.float32], tuple[int, ...]], None],
-        on_evaluated: Callable[[], Awaitable[None]],
-        other_steps: Callable[[int], int],
-    ) -> None:
-        self._config = config
-        self._evaluator = evaluator
-        self._learner = learner
-        self._clock = clock
-        self._on_best = on_best
-        self._on_evaluation, self._on_evaluated = on_evaluation, on_evaluated
-        self._other_steps = other_steps
+    def __init__(self, run: EvaluatedRun) -> None:
+        self._run, self._config, self._clock = run, run.config, run.clock
+        self._evaluator, self._learner = run.evaluator, run.learner
         self._arrived: deque[TimedCopy] = deque()
         """Copies that wait."""
         self._changed = asyncio.Event()
@@ -158,7 +156,7 @@ class EvaluationSchedule:
         self._changed.set()
 
     def _timed(self, copy: WeightSnapshot) -> TimedCopy:
-        return TimedCopy(copy, self._clock.train_seconds, self._other_steps(copy.env_steps))
+        return TimedCopy(copy, self._clock.train_seconds, self._run.group.other_steps(copy.env_steps))
 
     async def _next(self) -> TimedCopy | None:
         """Wait for the oldest copy that was not evaluated yet; None once training has ended and all were taken."""
@@ -191,7 +189,7 @@ class EvaluationSchedule:
                 return timed.copy.weights
             self.rounds += 1
             self._current = None
-            await self._on_evaluated()
+            await self._run.env_kwargs.settle()  # what the callbacks of the evaluation have set
             self._learner.snapshots.evaluated()
             if self._learner.snapshots.in_turn:
                 self._learner.data_arrived()  # it may wait for this before the next copy
@@ -382,18 +380,18 @@ class EvaluationSchedule:
         self.evaluations += (result,)
         if len(self.evaluations) > MOST_EVALUATIONS:
             self.evaluations = self.evaluations[::-2][::-1]  # the last one stays
-        best = self.best
+        before = self.best
         # The best of many means over few episodes is biased upwards; one over more, of the same weights, replaces it.
         corrects = (
-            best is not None
-            and result.episodes > best.episodes
+            before is not None
+            and result.episodes > before.episodes
             and np.array_equal(weights, self.best_weights)  # type: ignore[arg-type]
         )
-        if best is None or corrects or result.return_mean > best.return_mean:
+        best = before is None or corrects or result.return_mean > before.return_mean
+        if best:
             self.best, self.best_weights = result, weights
             self.best_critics = await self._learner.critics()
-            await self._on_best(result, weights)
-        self._on_evaluation(result, weights, key)
+        await self._run.evaluated(result, weights, key, best=best)
 
 
 class EvaluationFilms:

@@ -30,6 +30,7 @@ from asyncrl.errors import ConfigurationError, describe_error
 from asyncrl.learning.learner import Learner
 from asyncrl.options import option_values
 from asyncrl.protocols import Algorithm
+from asyncrl.run.job import Job
 from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import Snapshot, over_groups
 from asyncrl.storage.resume import Resumption, prepare_resumption
@@ -82,19 +83,83 @@ def own_place(config: TrainerConfig) -> Place | None:
     return place
 
 
+class Alone:
+    """The only group of a run, which may resume one of several: the methods of `Group`, without connections.
+
+    Args:
+        whole: the run.
+
+    Attributes:
+        whole, job, leads, max_env_steps, among: see `Group`. What the groups of a resumed run had made beside rank 0 is
+            not to be made again.
+    """
+
+    leads = True
+    among = None
+
+    def __init__(self, whole: Job) -> None:
+        steps, resumed = whole.config.total_steps, whole.resumed
+        self._others = self._begun = 0, 0
+        if resumed is not None:
+            self._begun = resumed.env_steps, resumed.meta.updates  # until the learner counts them
+            if resumed.other_steps:
+                self._others = resumed.other_steps, resumed.other_updates
+        self.max_env_steps = None if steps is None else max(1, steps - self._others[0])
+        config = dataclasses.replace(whole.config, total_steps=self.max_env_steps)
+        self.whole, self.job = whole, dataclasses.replace(whole, config=config)
+
+    def share(self, algorithm: AlgorithmT, whole: AlgorithmT) -> AlgorithmT:
+        """Return `algorithm`."""
+        return algorithm
+
+    async def attach(self, learner: Learner, stop: object, fail: object) -> None:
+        """Note that the learner counts from now on."""
+        self._begun = 0, 0
+
+    async def learn(self, learner: Learner) -> None:
+        """Run the learner to its end."""
+        await learner.run()
+
+    def tell_stop(self, reason: str) -> None:
+        """Nobody is to be told."""
+
+    def tell_failure(self, error: BaseException) -> None:
+        """Nobody is to be told."""
+
+    async def leave(self) -> None:
+        """Nothing is to be left."""
+
+    def shown(self, snapshot: Snapshot) -> Snapshot:
+        """Return `snapshot` with the totals over the groups of the resumed run."""
+        (steps, updates), (begun, made) = self._others, self._begun
+        others = {"time/total_timesteps": steps + begun, "train/n_updates": updates + made}
+        metrics, total = over_groups(snapshot.metrics, [others]), self.whole.config.total_steps
+        return dataclasses.replace(snapshot, total_steps=total, metrics=metrics)
+
+    def others(self) -> dict[str, list[int]]:
+        """Steps and updates of the other groups of the resumed run, for checkpoints."""
+        steps, updates = self._others
+        return {"env_steps": [steps], "updates": [updates]} if steps else {}
+
+    def other_steps(self, env_steps: int) -> int:
+        """Environment steps of these."""
+        return self._others[0]
+
+    def scheduled_elsewhere(self) -> int:
+        """No steps of other groups count towards schedules."""
+        return 0
+
+
 class Group:
     """One group of a run. Made by `join`.
 
     Args:
         session: the session with the other ranks.
-        config, algorithm: options of the whole run.
-        resumed: the checkpoint of rank 0 to resume from, or None.
+        whole: the whole run, with the checkpoint of rank 0.
 
     Attributes:
-        session: as given.
-        whole_config, whole_algorithm: options of the whole run.
-        config, algorithm: this group's shares. With `async` fusion `config.total_steps` is that of the whole run.
-        resumed: the checkpoint to resume this group from, or None.
+        session, whole: as given.
+        job: this group's share, with its own checkpoint. With `async` fusion `total_steps` is that of the whole run.
         max_env_steps: limit of this group's environment steps. With `async` fusion it is that of the whole run, so that
             a fast group takes over the steps of a slow one.
         among: index of this group's first actor among those of all groups, and their number, as if each had as many.
@@ -102,12 +167,9 @@ class Group:
             the others covers its part of that range in other steps.
     """
 
-    def __init__(
-        self, session: Session, config: TrainerConfig, algorithm: Algorithm, resumed: Resumption | None
-    ) -> None:
-        place = session.place
-        self.resumed = resumed if session.leads or resumed is None else resumed.for_another_group()
-        self.session, self.whole_config, self.whole_algorithm = session, config, algorithm
+    def __init__(self, session: Session, whole: Job) -> None:
+        place, config, resumed = session.place, whole.config, whole.resumed
+        self.session, self.whole = session, whole
         machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         counted, done = 0, 0
         self._before = self._begun = 0, 0
@@ -116,47 +178,45 @@ class Group:
             counted, done = resumed.env_steps, resumed.env_steps + resumed.other_steps
             self._before = made_before(resumed, place.size, config.fusion)
             self._begun = resumed.meta.env_steps, resumed.meta.updates
-        self.config = share_of(config, place.rank, place.size, on_machine=machine, done=done, counted=counted)
-        self.algorithm = share_of_algorithm(algorithm, place.size)
-        self.max_env_steps = self.config.total_steps
+        share = share_of(config, place.rank, place.size, on_machine=machine, done=done, counted=counted)
+        self.max_env_steps = share.total_steps
         if config.fusion == "async" and config.total_steps is not None:
             self.max_env_steps = counted + max(1, config.total_steps - done)
-            self.config = dataclasses.replace(self.config, total_steps=config.total_steps)
+            share = dataclasses.replace(share, total_steps=config.total_steps)
+        own = resumed if session.leads or resumed is None else resumed.for_another_group()
+        self.job = Job(share, share_of_algorithm(whole.algorithm, place.size), whole.source, own)
         self._elsewhere = self._before[0] + (place.size - 1) * self._begun[0]
-        self.among = place.rank * self.config.actors, place.size * self.config.actors
+        self.among = place.rank * share.actors, place.size * share.actors
         self._learner: Learner | None = None
         self._stop: Callable[[str], None] = lambda _: None
         self._latest: Snapshot | None = None
         self._state = "starting"
 
     @classmethod
-    async def join(
-        cls,
-        place: Place,
-        config: TrainerConfig,
-        algorithm: Algorithm,
-        resumed: Resumption | None,
-        cancelled: Callable[[], bool],
-    ) -> Group:
+    async def join(cls, place: Place, job: Job, cancelled: Callable[[], bool]) -> Group:
         """Join the other ranks from `place`; `cancelled` is polled meanwhile. Raises what `Session` raises."""
         from asyncrl.groups.session import Session
 
-        config = dataclasses.replace(config, groups=place.size)
-        shared = shared_options(config, algorithm)
+        config = dataclasses.replace(job.config, groups=place.size)
+        shared, resumed = shared_options(config, job.algorithm), job.resumed
         if place.life and resumed is None and (config.fusion != "async" or place.agents == 1):
             resumed = await asyncio.to_thread(last_checkpoint, config)
         start = pickle.dumps(resumed.for_another_group()) if resumed is not None else b""
         session = await asyncio.to_thread(
-            Session, place, config, shared, cancelled, start, exact=algorithm.exact
+            Session, place, config, shared, cancelled, start, exact=job.algorithm.exact
         )
         if not session.leads:
             resumed = pickle.loads(session.start) if session.start else None
-        return cls(session, config, algorithm, resumed)
+        return cls(session, dataclasses.replace(job, config=config, resumed=resumed))
 
     @property
     def leads(self) -> bool:
         """Whether this is rank 0, which evaluates and writes the run."""
         return self.session.leads
+
+    def share(self, algorithm: AlgorithmT, whole: AlgorithmT) -> AlgorithmT:
+        """Return `algorithm` with this group's shares of what the run has chosen for `whole`."""
+        return share_of_algorithm(algorithm, self.session.place.size, whole)
 
     async def attach(
         self, learner: Learner, stop: Callable[[str], None], fail: Callable[[BaseException], None]
@@ -210,7 +270,7 @@ class Group:
 
     def tell_stop(self, reason: str) -> None:
         """Stop the other groups for the same reason, unless this group has only used up its own share of the steps."""
-        if reason != "total_steps" or self.whole_config.fusion == "async":
+        if reason != "total_steps" or self.whole.config.fusion == "async":
             self.session.tell_stop(reason)
 
     def tell_failure(self, error: BaseException) -> None:
@@ -229,7 +289,7 @@ class Group:
         return {
             "state": self._state,
             "host": self.session.place.machine,
-            "fusion": self.whole_config.fusion,
+            "fusion": self.whole.config.fusion,
             "env_steps": learner.inserted_steps if learner else 0,
             "updates": learner.updates if learner else 0,
             "env_steps_per_second": latest.env_steps_per_second if latest else 0.0,
@@ -243,8 +303,8 @@ class Group:
 
         All ranks exchange their counters more often shortly before that.
         """
-        total = self.whole_config.total_steps
-        if self.whole_config.fusion != "async" or total is None:
+        total = self.whole.config.total_steps
+        if self.whole.config.fusion != "async" or total is None:
             return
         done, now = sum(status["env_steps"] for status in statuses.values()), time.monotonic()
         done += self._made_before()[0]
@@ -272,9 +332,9 @@ class Group:
             "time/total_timesteps": snapshot.env_steps + sum(counted["env_steps"]),
             "train/n_updates": snapshot.updates + sum(counted["updates"]),
         }
-        if self.whole_config.fusion == "gradients":  # all groups make the same updates
+        if self.whole.config.fusion == "gradients":  # all groups make the same updates
             metrics["updates_per_second"] = snapshot.updates_per_second
-        total = self.whole_config.total_steps
+        total = self.whole.config.total_steps
         return dataclasses.replace(snapshot, metrics=metrics, groups=self.groups(), total_steps=total)
 
     def others(self) -> dict[str, list[int]]:
@@ -283,7 +343,7 @@ class Group:
         With fused gradients all groups make the same updates, which count once.
         """
         others = [group for group in self.groups() if group.rank]
-        together = self.whole_config.fusion != "gradients"
+        together = self.whole.config.fusion != "gradients"
         steps, updates = self._made_before()
         return {
             "env_steps": [steps, *(group.env_steps for group in others)],
@@ -296,14 +356,14 @@ class Group:
         With `async` fusion schedules run over the steps of all groups, as of the last heartbeat, because a fast group
         takes more steps than its share. Otherwise they run over the share.
         """
-        return self._elsewhere if self.whole_config.fusion == "async" else 0
+        return self._elsewhere if self.whole.config.fusion == "async" else 0
 
     def other_steps(self, env_steps: int) -> int:
         """Environment steps of the other groups when this one has taken `env_steps`; as of their last heartbeat.
 
         Groups that wait for each other at fixed updates take the same numbers of steps.
         """
-        fusion, together = self.whole_config.fusion, self.algorithm.exact
+        fusion, together = self.whole.config.fusion, self.job.algorithm.exact
         if fusion == "gradients" or (fusion == "average" and together):
             return self._before[0] + env_steps * (self.session.place.size - 1)
         return sum(self.others()["env_steps"])
@@ -404,16 +464,3 @@ def made_before(resumed: Resumption, groups: int, fusion: str) -> tuple[int, int
     others, meta = groups - 1, resumed.meta  # the others have no rows
     again = others * meta.updates if fusion != "gradients" else 0
     return resumed.other_steps - others * meta.env_steps, resumed.other_updates - again
-
-
-def made_by_others(resumed: Resumption | None) -> tuple[int, int]:
-    """Steps and updates that the other groups of the resumed run had made, for a run of one group."""
-    if resumed is None or not resumed.other_steps:
-        return 0, 0
-    return resumed.other_steps, resumed.other_updates
-
-
-def without_others(config: TrainerConfig, other_steps: int) -> TrainerConfig:
-    """Options of a run of one group that resumes one of several, whose other groups have made `other_steps`."""
-    left = None if config.total_steps is None else max(1, config.total_steps - other_steps)
-    return dataclasses.replace(config, total_steps=left)

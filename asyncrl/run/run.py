@@ -55,7 +55,6 @@ from asyncrl.envs.checks import require_same_spaces
 from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.envs.goals import GoalRewards, goal_rewards, goals_text
 from asyncrl.envs.observations import unread_text
-from asyncrl.envs.source import EnvSource
 from asyncrl.errors import (
     AsyncRLError,
     ResourceError,
@@ -73,7 +72,6 @@ from asyncrl.learning.learner import Learner, LearnerReport
 from asyncrl.learning.learner_thread import LearnerThread
 from asyncrl.learning.make_loop import make_loop
 from asyncrl.learning.ring_sizes import ring_layout, self_play_of
-from asyncrl.learning.update_loop import no_steps
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.options import option_values
 from asyncrl.policies.policy_start import begin_with_policy, policy_to_begin_with
@@ -83,7 +81,7 @@ from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.env_kwargs import EnvKwargsChanges
 from asyncrl.run.episode_window import Ratings
 from asyncrl.run.evaluate import EvaluationFilms, EvaluationSchedule
-from asyncrl.run.grouped import Group, made_by_others, share_of_algorithm, without_others
+from asyncrl.run.grouped import Alone, Group
 from asyncrl.run.logged import LoggedMetrics
 from asyncrl.run.machine import (
     ResourceMeter,
@@ -94,7 +92,7 @@ from asyncrl.run.machine import (
 )
 from asyncrl.run.reporting import Reporter
 from asyncrl.run.result import TrainResult
-from asyncrl.run.saving import CheckpointSaver, restore_rings, warn_of_file
+from asyncrl.run.saving import CheckpointSaver, restore_rings
 from asyncrl.run.slow_stop import warned_of_slow_stop, within_limit
 from asyncrl.run.summary import COMPLETE, send_summary, summarize, without_secrets
 from asyncrl.run.switching import fast_switching, frozen_objects
@@ -103,10 +101,10 @@ from asyncrl.shm.past_weights import PastWeights
 from asyncrl.shm.prepare import prepare_quietly, prepare_run
 from asyncrl.shm.ring import RingLayout, RingReader
 from asyncrl.shm.weights import WeightMailbox
-from asyncrl.show.metrics import EvaluationResult, Snapshot, over_groups
+from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.storage.checkpoint import CheckpointMeta, refused_if_damaged
 from asyncrl.storage.config_file import options_by_table
-from asyncrl.storage.resume import Resumption
+from asyncrl.storage.disk_space import warn_of_file
 from asyncrl.storage.run_directory import DirectoryLost, RunDirectory, refuse_unwritable
 from asyncrl.storage.run_files import write_run_files
 
@@ -127,12 +125,9 @@ class Run:
     """One run; made and used on the run's event-loop thread.
 
     Args:
-        config, algorithm: every option of the whole run.
-        source: the environment.
+        group: this process's group of the run, or the only one.
         server: a fork server that is already starting; it is closed with the run.
         on_snapshot: called on the loop thread with every new snapshot.
-        group: this process's group, None for a run with one group.
-        resumed: the checkpoint to resume from, or None.
         started: `time.monotonic()` at which wall and start-up time begin; None is now.
         trainer, callbacks: the user's callbacks, and their first argument.
         logged: the numbers that the user logs.
@@ -140,7 +135,7 @@ class Run:
 
     Attributes:
         whole_config, whole_algorithm: options of the whole run.
-        config, algorithm: those of this group.
+        config, algorithm, source, resumed: those of this group.
         built: whether `build` has returned, so that the parts exist.
         spec: the environment's spaces, once it was probed.
         policy: the acting half, with weights of zero.
@@ -176,37 +171,33 @@ class Run:
 
     def __init__(
         self,
-        config: TrainerConfig,
-        algorithm: Algorithm,
-        source: EnvSource,
+        group: Group | Alone,
         server: ForkServer,
         on_snapshot: Callable[[Snapshot], None],
         *,
-        group: Group | None = None,
-        resumed: Resumption | None = None,
         started: float | None = None,
         trainer: Any = None,
         callbacks: Sequence[Any] = (),
         logged: LoggedMetrics | None = None,
         probing: asyncio.Task[EnvSpec] | None = None,
     ) -> None:
-        self.whole_config, self.whole_algorithm = config, algorithm
-        self.source, self.group, self.resumed = source, group, resumed
-        self._made_by_others = made_by_others(resumed)
-        self.config, self.algorithm = without_others(config, self._made_by_others[0]), algorithm
-        if group is not None:
-            self.whole_config, self.whole_algorithm = group.whole_config, group.whole_algorithm
-            self.config, self.algorithm, self.resumed = group.config, group.algorithm, group.resumed
-        config, self.built = self.config, False
+        own, self.group, self.built = group.job, group, False
+        self.whole_config, self.whole_algorithm = group.whole.config, group.whole.algorithm
+        self.config, self.algorithm, self.source = own.config, own.algorithm, own.source
+        self.resumed = own.resumed
         self.url: str | None = None
         self.page_url: str | None = None
         self.result: TrainResult | None = None
         self.clock = TrainClock(created=started)
-        self.directory = RunDirectory(config.run_dir, config.checkpoints_kept, self.resumed is not None)
+        self.directory = RunDirectory(
+            own.config.run_dir, own.config.checkpoints_kept, own.resumed is not None
+        )
         self.callbacks = Callbacks(trainer, callbacks, self.stop, self.fail)
-        exact = self.algorithm.exact
-        self.reporter = Reporter(config, self.clock, on_snapshot, self.callbacks, exact=exact, logged=logged)
-        self.env_kwargs = EnvKwargsChanges(config, source, server, self.directory, self.fail)
+        exact = own.algorithm.exact
+        self.reporter = Reporter(
+            own.config, self.clock, on_snapshot, self.callbacks, exact=exact, logged=logged
+        )
+        self.env_kwargs = EnvKwargsChanges(own, server, self.directory, self.fail)
         self._server, self._probing = server, probing
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()
@@ -222,8 +213,7 @@ class Run:
             self._interrupted.set()
         if not self._ended.done():
             self._ended.set_result(reason)
-            if self.group is not None:
-                self.group.tell_stop(reason)
+            self.group.tell_stop(reason)
 
     def fail(self, error: BaseException) -> None:
         """End the run with `error`. Loop thread only."""
@@ -239,7 +229,7 @@ class Run:
             ValueError: it has no training environments.
             TypeError: a value is not a Python literal.
         """
-        if self.group is not None:
+        if isinstance(self.group, Group):
             raise RuntimeError(
                 f"set_env_kwargs works in runs of one group, got groups={self.whole_config.groups}"
             )
@@ -302,8 +292,7 @@ class Run:
         except (asyncio.CancelledError, StoppedWhileStarting) as error:
             return "interrupted", error
         except BaseException as error:
-            if self.group is not None:
-                self.group.tell_failure(error)
+            self.group.tell_failure(error)
             return "failed", error
 
     # --- build -------------------------------------------------------------------------------------------------------
@@ -362,16 +351,13 @@ class Run:
         if self.spec.vector_envs is not None:
             self.config = dataclasses.replace(self.config, envs_per_actor=self.spec.vector_envs)
         self.whole_algorithm = _for_run(self.whole_algorithm, self.whole_config, self.spec)
-        if self.group is not None:
-            groups = self.group.session.place.size
-            self.algorithm = share_of_algorithm(self.algorithm, groups, self.whole_algorithm)
-        self.algorithm = _for_run(self.algorithm, self.config, self.spec)
+        share = self.group.share(self.algorithm, self.whole_algorithm)
+        self.algorithm = _for_run(share, self.config, self.spec)
         self._write_options()
         with single_error():
             await self._make_parts(stack)
-        if self.group is not None:
-            stack.push_async_callback(self.group.leave)
-            await self.group.attach(self.learner, self.stop, self.fail)
+        stack.push_async_callback(self.group.leave)
+        await self.group.attach(self.learner, self.stop, self.fail)
         self.built = True
 
     async def _hear_of_mistakes(self, stack: contextlib.AsyncExitStack) -> None:
@@ -487,7 +473,8 @@ class Run:
         warn_of_too_many_threads(config)
         packed, layout = pack_policy(self.policy), ring_layout(config, algorithm, spec)
         self.resources = ResourceMeter(own_device)
-        self._make_actors(stack, packed, layout, actor_seed, own_device)
+        self._make_actors(stack, packed, layout, actor_seed)
+        self._start_inference(stack, own_device)
         self._make_evaluator(stack, packed, evaluator_seed)
         dataset = await self._dataset(stack)
         async with asyncio.TaskGroup() as tasks:
@@ -538,9 +525,9 @@ class Run:
         )
 
     def _make_actors(
-        self, stack: contextlib.AsyncExitStack, packed: bytes, layout: RingLayout, seed: int, device: str
+        self, stack: contextlib.AsyncExitStack, packed: bytes, layout: RingLayout, seed: int
     ) -> None:
-        """Make rings, mailbox and doorbell, the actors, not started, and their inference server if they need one."""
+        """Make rings, mailbox and doorbell, request blocks if the actors are served, and the actors, not started."""
         actors, requests = self.config.actors, None
         if is_served(self.algorithm):
             requests = RequestBlocks(request_layout(self.policy, layout), actors)
@@ -549,11 +536,19 @@ class Run:
         stack.callback(self.doorbell.close)
         self_play = self._make_mailbox()
         stack.callback(self.mailbox.close)
-        served = None if requests is None else requests.layout
-        among = None if self.group is None else self.group.among
+        plan = PoolPlan(
+            self.source,
+            packed,
+            layout,
+            num_actors=actors,
+            seed=seed,
+            requests=None if requests is None else requests.layout,
+            among=self.group.among,
+            self_play=self_play,
+        )
         self.pool = ActorPool(
             self._server,
-            PoolPlan(self.source, packed, layout, actors, seed, served, among, self_play),
+            plan,
             Connections(self.mailbox, self.doorbell, self.env_kwargs.writer, requests),
             limits=self._limits(),
             log_of=self.directory.actor_log,
@@ -561,23 +556,18 @@ class Run:
             on_death=self._actor_died,
         )
         stack.push_async_callback(self.pool.close)
-        self.inference = None
-        if requests is not None:
-            self.inference = start_server(
-                self.algorithm.make_policy(self.spec),
-                device,
-                requests,
-                self.pool.rings,
-                self.mailbox,
-                self.pool.wake,
-                self.algorithm.exact,
-                self.fail,
-            )
-            stack.callback(self.inference.close)
         if self.resumed is not None:
             restore_rings(self.pool, self.resumed, getattr(self.algorithm, "segment_rows", 1))
             with refused_if_damaged(self.resumed.path):
                 self.env_kwargs.restore(self.resumed)
+
+    def _start_inference(self, stack: contextlib.AsyncExitStack, device: str) -> None:
+        """Start the server that runs the network for the actors, if they do not run it themselves."""
+        self.inference = None
+        if is_served(self.algorithm):
+            policy, exact = self.algorithm.make_policy(self.spec), self.algorithm.exact
+            self.inference = start_server(policy, self.pool, device, exact=exact, on_failure=self.fail)
+            stack.callback(self.inference.close)
 
     def _make_mailbox(self) -> SelfPlay | None:
         """Make the mailbox, for self-play with past versions, whose ratings are counted; returns how that is done."""
@@ -619,7 +609,7 @@ class Run:
 
     def _make_learner(self, core: Updater, rewards: GoalRewards | None, dataset: RingReader | None) -> None:
         """Make the learner over all rings, and the schedule of its evaluations."""
-        config, algorithm, clock = self.config, self.algorithm, self.clock
+        config, algorithm = self.config, self.algorithm
         in_turn = algorithm.exact and self.callbacks.hear_evaluations
         snapshots = WeightSnapshots(config.eval_interval_steps, arrived=self._copy_arrived, in_turn=in_turn)
         loop = make_loop(
@@ -632,24 +622,15 @@ class Run:
             wake=self.pool.wake,
             snapshots=snapshots,
             total_steps=config.total_steps,
-            max_env_steps=config.total_steps if self.group is None else self.group.max_env_steps,
-            other_steps=no_steps if self.group is None else self.group.scheduled_elsewhere,
+            max_env_steps=self.group.max_env_steps,
+            other_steps=self.group.scheduled_elsewhere,
             dump_dir=lambda: self.directory.current,
             env_kwargs=self.env_kwargs.writer,
             goal_rewards=rewards,
             dataset=dataset,
         )
         self.learner = Learner(loop, self.doorbell, self.thread, config.burst_seconds, snapshots)
-        self.schedule = EvaluationSchedule(
-            config,
-            self.evaluator,
-            self.learner,
-            clock,
-            lambda result, weights: self.saver.save_best(result, weights),
-            self._evaluated,
-            self.env_kwargs.settle,
-            self.other_steps,
-        )
+        self.schedule = EvaluationSchedule(self)
 
     def _make_saver(self) -> None:
         config, algorithm = self.config, self.algorithm
@@ -661,28 +642,18 @@ class Run:
             seed=config.seed,
         )
         self.origin = PolicyOrigin(algorithm, self.source, meta)
-        self.saver = CheckpointSaver(
-            config,
-            self.origin,
-            self.directory,
-            self.clock,
-            self.learner,
-            self.pool,
-            self.schedule,
-            self.reporter,
-            self.others,
-            self.env_kwargs.state,
-            self.callbacks.checkpoint,
-        )
+        self.saver = CheckpointSaver(self)
 
     def _copy_arrived(self) -> None:
         """Called on the learner's thread when it has copied its weights for an evaluation."""
         self._loop.call_soon_threadsafe(lambda: self.schedule.copy_arrived())
 
-    def _evaluated(
-        self, result: EvaluationResult, weights: NDArray[np.float32], key: tuple[int, ...]
+    async def evaluated(
+        self, result: EvaluationResult, weights: NDArray[np.float32], key: tuple[int, ...], *, best: bool
     ) -> None:
-        """Report an evaluation, and film it."""
+        """Save the best weights, report the evaluation, and film it. Called by `schedule` with every result."""
+        if best:
+            await self.saver.save_best(result, weights)
         self.reporter.evaluated(result)
         if self.films is not None:
             self.films.evaluated(result, weights, key)
@@ -716,7 +687,7 @@ class Run:
         await self.env_kwargs.settle()  # what `on_start` has set
         # All actors are ready and wait for the first weights, which the learner publishes before anything else.
         self.clock.start()
-        await (self.learner.run() if self.group is None else self.group.learn(self.learner))
+        await self.group.learn(self.learner)
         if not self._ended.done():  # the steps are used up, but copies may still wait for evaluation
             self.schedule.training_ended()  # the clock stops before the disk is waited for
             await self.saver.save_before_evaluating()
@@ -772,40 +743,19 @@ class Run:
             }
             measured |= self.schedule.last.by_level() if self.schedule.last is not None else {}
             state = "evaluating" if state == "training" and self.schedule.holds_training else state
-        made = Snapshot(
-            state=state,
-            metrics=self.reporter.metrics(measured),
-            distributions=learned.distributions,
-            bins=self.reporter.episodes.bins() | learned.bins,
-            value_pairs=learned.value_pairs,
-            stop_reason=stop_reason,
-            error=error,
-            **{name: getattr(self.config, name) for name in SHOWN_OPTIONS},
-            **parts,
+        return self.group.shown(
+            Snapshot(
+                state=state,
+                metrics=self.reporter.metrics(measured),
+                distributions=learned.distributions,
+                bins=self.reporter.episodes.bins() | learned.bins,
+                value_pairs=learned.value_pairs,
+                stop_reason=stop_reason,
+                error=error,
+                **{name: getattr(self.config, name) for name in SHOWN_OPTIONS},
+                **parts,
+            )
         )
-        if self.group is not None:
-            return self.group.shown(made)
-        steps, updates = self._made_before()
-        metrics = over_groups(made.metrics, [{"time/total_timesteps": steps, "train/n_updates": updates}])
-        return dataclasses.replace(made, total_steps=self.whole_config.total_steps, metrics=metrics)
-
-    def _made_before(self) -> tuple[int, int]:
-        """Steps and updates of a resumed run's other groups, and of this one until the learner counts them."""
-        steps, updates = self._made_by_others
-        if self.resumed is None or self.built:
-            return steps, updates
-        return steps + self.resumed.env_steps, updates + self.resumed.meta.updates
-
-    def others(self) -> dict[str, list[int]]:
-        """Steps and updates of all other groups, also of the run that is resumed, for checkpoints."""
-        if self.group is not None:
-            return self.group.others()
-        steps, updates = self._made_by_others
-        return {"env_steps": [steps], "updates": [updates]} if steps else {}
-
-    def other_steps(self, env_steps: int) -> int:
-        """Environment steps of all other groups when this one has taken `env_steps`."""
-        return self._made_by_others[0] if self.group is None else self.group.other_steps(env_steps)
 
     # --- end ---------------------------------------------------------------------------------------------------------
 
@@ -834,8 +784,7 @@ class Run:
                 # Weights that are found to be NaN only now fail the run; it still writes its summary.
                 weights, error, reason = None, error or diverged, "failed"
         evaluation, failure = self.schedule.last if reached else None, None
-        leads = self.group is None or self.group.leads
-        if error is None and reason in COMPLETE and weights is not None and leads and not reached:
+        if error is None and reason in COMPLETE and weights is not None and self.group.leads and not reached:
             evaluation, failure = await self.schedule.evaluate_finally(
                 self._stop_requested,
                 lambda done: self.reporter.show_state("evaluating", final_evaluation=done),
@@ -846,7 +795,7 @@ class Run:
             await self.films.finish()
         snapshot = self._last_snapshot(reason, None if error is None else describe_error(error))
         summary = self._write_summary(snapshot, evaluation, failure)
-        if leads and self.config.on_end is not None:
+        if self.group.leads and self.config.on_end is not None:
             send_summary(self.config.on_end, summary, self.config.run_dir)
         with contextlib.suppress(Exception):  # the run has its result, whether or not it is shown
             self.reporter.show(snapshot)

@@ -29,9 +29,9 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,13 +39,12 @@ from numpy.typing import NDArray
 from asyncrl.actors.pool import ActorPool
 from asyncrl.actors.statistics import over_actors
 from asyncrl.actors.supervised import states_of
-from asyncrl.config import TrainerConfig
 from asyncrl.errors import FilesNotWritten, ResourceError, TrainingDiverged
-from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.weight_snapshots import WeightSnapshot
 from asyncrl.policies.portable_policy import PolicyOrigin
-from asyncrl.run.evaluate import EvaluationSchedule
+from asyncrl.run.callbacks import Callbacks
+from asyncrl.run.evaluate import EvaluatedRun, EvaluationSchedule
 from asyncrl.run.reporting import Reporter
 from asyncrl.run.slow_stop import within_limit
 from asyncrl.shm.ring_rows import (
@@ -59,7 +58,7 @@ from asyncrl.shm.ring_rows import (
 )
 from asyncrl.show.evaluation_result import BY_NAME, EvaluationResult
 from asyncrl.storage.checkpoint import CheckpointMeta, refused_if_damaged
-from asyncrl.storage.disk_space import reason_of, warn_of_little_space
+from asyncrl.storage.disk_space import reason_of, warn_of_file, warn_of_little_space
 from asyncrl.storage.replay_file import SUFFIX, split_rings, write_rows
 from asyncrl.storage.resume import Resumption
 from asyncrl.storage.resume_rules import refused_change
@@ -72,17 +71,22 @@ BEST_SECONDS = 60.0
 """Time that an evaluation waits until the best weights are written; a disk that hangs would end no run."""
 
 
+class SavedRun(EvaluatedRun, Protocol):
+    """What checkpoints need of their run: its parts."""
+
+    callbacks: Callbacks
+    directory: RunDirectory
+    origin: PolicyOrigin
+    pool: ActorPool
+    reporter: Reporter
+    schedule: EvaluationSchedule
+
+
 class CheckpointSaver:
     """Writes the checkpoints of one run, one at a time, in a worker thread; event-loop thread only.
 
     Args:
-        config: the run's options.
-        origin: algorithm, environment and metadata of the run.
-        directory: the run directory; without a path nothing is saved.
-        clock, learner, pool, schedule, reporter: parts of the run.
-        others: returns the counters of the other groups.
-        env_kwargs: returns the newest change of the environments' keyword arguments.
-        on_saved: called with the path of every checkpoint that was written.
+        run: the run, whose parts exist; without a run directory nothing is saved.
 
     Attributes:
         keeps_rows: whether checkpoints hold the rows of the rings.
@@ -90,31 +94,14 @@ class CheckpointSaver:
         hangs: whether a save at the end failed or did not answer in time; no further save is tried then.
     """
 
-    def __init__(
-        self,
-        config: TrainerConfig,
-        origin: PolicyOrigin,
-        directory: RunDirectory,
-        clock: TrainClock,
-        learner: Learner,
-        pool: ActorPool,
-        schedule: EvaluationSchedule,
-        reporter: Reporter,
-        others: Callable[[], dict[str, list[int]]],
-        env_kwargs: Callable[[], dict[str, Any]],
-        on_saved: Callable[[str], None],
-    ) -> None:
-        self._exact = origin.algorithm.exact
-        loop = origin.algorithm.update_loop
+    def __init__(self, run: SavedRun) -> None:
+        self._run, self._directory, self._learner = run, run.directory, run.learner
+        loop, self._exact = run.origin.algorithm.update_loop, run.origin.algorithm.exact
         self.keeps_rows = (
-            self._exact if loop == "segments" else config.save_replay_buffer and loop != "dataset"
+            self._exact if loop == "segments" else run.config.save_replay_buffer and loop != "dataset"
         )
         self.failure = ""
         self.hangs = False
-        self._config, self._meta_at_start, self._directory = config, origin.meta, directory
-        self._clock, self._learner, self._pool = clock, learner, pool
-        self._schedule, self._reporter = schedule, reporter
-        self._others, self._env_kwargs, self._on_saved = others, env_kwargs, on_saved
         self._turn = asyncio.Lock()
         self._unsaved_best: tuple[dict[str, Any], CheckpointMeta] | None = None
         self._written: tuple[str, tuple[object, ...]] = ("", ())
@@ -130,7 +117,7 @@ class CheckpointSaver:
         rows_bytes *= self.keeps_rows
         warn_of_little_space(
             self._directory.path,
-            self._config.checkpoints_kept,
+            self._run.config.checkpoints_kept,
             {"core": core, "critics": critics},
             self._learner.core.weight_count,
             rows_bytes,
@@ -175,7 +162,7 @@ class CheckpointSaver:
     async def save_regularly(self) -> None:
         """Save at every `checkpoint_interval_seconds`, until cancelled."""
         while self._directory.path is not None:
-            await asyncio.sleep(self._config.checkpoint_interval_seconds)
+            await asyncio.sleep(self._run.config.checkpoint_interval_seconds)
             await self.save_latest()
 
     async def save_before_evaluating(self, weights: NDArray[np.float32] | None = None) -> None:
@@ -238,8 +225,13 @@ class CheckpointSaver:
     def _state_key(self, weights: NDArray[np.float32]) -> tuple[object, ...]:
         """Key that identifies a state of the run."""
         learner = self._learner
-        counters = (learner.updates, learner.inserted_steps, len(self._schedule.evaluations))
-        return (*counters, self._env_kwargs()["number"], self._unsaved_best is None, weights.tobytes())
+        counters = (learner.updates, learner.inserted_steps, len(self._run.schedule.evaluations))
+        return (
+            *counters,
+            self._run.env_kwargs.state()["number"],
+            self._unsaved_best is None,
+            weights.tobytes(),
+        )
 
     async def _write(self, state: dict[str, Any], meta: CheckpointMeta, *, best: bool) -> str:
         self._directory.check()
@@ -248,7 +240,7 @@ class CheckpointSaver:
         # The best weights are written without rows, so that file is not the one to resume from.
         latest = not (best and self.keeps_rows)
         path = str(await asyncio.to_thread(folder.save, state, meta, best=best, latest=latest))
-        self._on_saved(path)
+        self._run.callbacks.checkpoint(path)
         return path
 
     def _warn(self, error: Exception) -> None:
@@ -263,12 +255,12 @@ class CheckpointSaver:
 
     def _meta(self, evaluation: EvaluationResult | None) -> CheckpointMeta:
         return dataclasses.replace(
-            self._meta_at_start,
+            self._run.origin.meta,
             env_steps=self._learner.inserted_steps,
             updates=self._learner.updates,
-            episodes=self._reporter.episodes.count,
+            episodes=self._run.reporter.episodes.count,
             policy_version=evaluation.policy_version if evaluation else self._learner.policy_version,
-            train_seconds=self._clock.train_seconds,
+            train_seconds=self._run.clock.train_seconds,
             weights_env_steps=evaluation.env_steps if evaluation else None,
             return_mean=evaluation.return_mean if evaluation else None,
         )
@@ -283,8 +275,8 @@ class CheckpointSaver:
         try:
             states, why = None, ""
             if self._exact:
-                positions = [max(ring.granted - 1, 0) for ring in self._pool.rings]
-                states, why = await states_of(self._pool.actors, positions, ACTORS_SECONDS)
+                positions = [max(ring.granted - 1, 0) for ring in self._run.pool.rings]
+                states, why = await states_of(self._run.pool.actors, positions, ACTORS_SECONDS)
             state = await self._state()
             name = await self._write_rows(state["run"]["rings"], states)
         finally:
@@ -310,28 +302,32 @@ class CheckpointSaver:
         return name
 
     def _run_state(self, learner: dict[str, Any]) -> dict[str, Any]:
-        self._reporter.read_actors(self._pool)
-        schedule = self._schedule
+        self._run.reporter.read_actors(self._run.pool)
+        schedule = self._run.schedule
         return {
             "learner": learner,
             "rings": self._positions(learner),
-            "episodes": self._reporter.episodes.state(),
-            "groups": self._others(),
-            "env_kwargs": self._env_kwargs(),
+            "episodes": self._run.reporter.episodes.state(),
+            "groups": self._run.group.others(),
+            "env_kwargs": self._run.env_kwargs.state(),
             "evaluations": _columns(schedule.evaluations),
             "rounds": schedule.rounds,
             "pending": [vars(copy) for copy in schedule.pending()],
             "next_copy": self._learner.snapshots.next_steps,
-            "clock": [self._clock.train_seconds, self._clock.startup_seconds, self._clock.wall_seconds],
-            "logged": self._reporter.logged.newest(),
-            "actor_wait_seconds": self._reporter.actor_wait_seconds,
-            "actor_restarts": self._reporter.restarts_before
-            + sum(actor.restarts for actor in self._pool.actors),
+            "clock": [
+                self._run.clock.train_seconds,
+                self._run.clock.startup_seconds,
+                self._run.clock.wall_seconds,
+            ],
+            "logged": self._run.reporter.logged.newest(),
+            "actor_wait_seconds": self._run.reporter.actor_wait_seconds,
+            "actor_restarts": self._run.reporter.restarts_before
+            + sum(actor.restarts for actor in self._run.pool.actors),
         }
 
     def _positions(self, learner: Mapping[str, Any]) -> dict[str, Any]:
         """Positions of the rings: the current ones if exact, else those up to which the learner has inserted."""
-        rings = self._pool.rings
+        rings = self._run.pool.rings
         taken_in = learner["replay"]["cursors"][:, 0] if "replay" in learner else learner["queue"]["complete"]
         published = [ring.statistics().published for ring in rings] if self._exact else map(int, taken_in)
         at = [position_of(ring, p) for ring, p in zip(rings, published, strict=True)]
@@ -360,15 +356,15 @@ class CheckpointSaver:
             saved_best = _records(resumed.best.get("evaluations", {}))
             best = max((*evaluations, *saved_best), key=lambda result: result.return_mean, default=None)
             kept = resumed.best if best is not None and best in saved_best else {}
-            self._schedule.go_on_from(
+            self._run.schedule.go_on_from(
                 evaluations, int(run["rounds"]), best, kept.get("weights"), kept.get("critics")
             )
             waiting = [WeightSnapshot(**copy) for copy in run["pending"]]
             self._learner.snapshots.go_on_from(waiting, run["next_copy"])
-            self._reporter.episodes.restore(run["episodes"])
-            self._reporter.logged.restore(run.get("logged", {}))
-            self._reporter.go_on_from(
-                learned | over_actors(self._pool.statistics()),
+            self._run.reporter.episodes.restore(run["episodes"])
+            self._run.reporter.logged.restore(run.get("logged", {}))
+            self._run.reporter.go_on_from(
+                learned | over_actors(self._run.pool.statistics()),
                 waited=float(run["actor_wait_seconds"]),
                 restarts=int(run["actor_restarts"]),
             )
@@ -381,7 +377,7 @@ class CheckpointSaver:
             found.append(StoredArray(f"actor{i}", "uint8", (len(state),), data))
         priorities = self._learner.priorities
         firsts, ends = rings["first"].tolist(), rings["published"].tolist()
-        for index, (ring, first, end) in enumerate(zip(self._pool.rings, firsts, ends, strict=True)):
+        for index, (ring, first, end) in enumerate(zip(self._run.pool.rings, firsts, ends, strict=True)):
             arrays = arrays_of(ring)
             if priorities is not None:
                 arrays["priorities"] = (priorities[index], 0)
@@ -502,11 +498,3 @@ def _records(columns: Mapping[str, Any]) -> tuple[EvaluationResult, ...]:
             values["success_rate"] = None
         found.append(EvaluationResult(**values, **each))
     return tuple(found)
-
-
-def warn_of_file(what: str, error: Exception) -> None:
-    """Warn (ASYNC040) that this file of the end of a run cannot be written."""
-    text = (
-        f"[ASYNC040] {what} cannot be written: {reason_of(error)}; the result holds what it would have held"
-    )
-    warnings.warn(FilesNotWritten(text), stacklevel=3)

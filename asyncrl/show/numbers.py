@@ -34,12 +34,19 @@ def with_deviation(mean: float, deviation: float) -> str:
     return f"{of_return(mean, size)} +/- {of_return(deviation, size)}"
 
 
+def interval(low: float | None, high: float | None) -> str:
+    """Format an interval of returns with as many decimals as the larger bound: `[492.0, 500.0]`; None as "-"."""
+    if low is None or high is None:
+        return NONE
+    size = max(abs(low), abs(high))
+    return f"[{of_return(low, size)}, {of_return(high, size)}]"
+
+
 def with_interval(value: float, low: float | None, high: float | None) -> str:
     """Format a return and an interval around it, if there is one: `497.3 [492.0, 500.0]`."""
     if low is None or high is None:
         return of_return(value)
-    size = max(abs(value), abs(low), abs(high))
-    return f"{of_return(value, size)} [{of_return(low, size)}, {of_return(high, size)}]"
+    return f"{of_return(value, max(abs(low), abs(high)))} {interval(low, high)}"
 
 
 def duration(seconds: float) -> str:

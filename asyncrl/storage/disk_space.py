@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncrl.errors import ConfigurationError, LittleDiskSpace, ResourceError, error_text
+from asyncrl.errors import ConfigurationError, FilesNotWritten, LittleDiskSpace, ResourceError, error_text
 from asyncrl.shm.unnamed_file import file_size_limit
 
 _HEADER_BYTES = 16_384
@@ -43,6 +43,14 @@ def reason_of(error: BaseException) -> str:
     if limit is not None and isinstance(error, OSError) and error.errno == errno.EFBIG:
         return f"{text}; `ulimit -f` allows files of {limit:,} bytes"
     return text
+
+
+def warn_of_file(what: str, error: Exception) -> None:
+    """Warn (ASYNC040) that this file of the end of a run cannot be written."""
+    text = (
+        f"[ASYNC040] {what} cannot be written: {reason_of(error)}; the result holds what it would have held"
+    )
+    warnings.warn(FilesNotWritten(text), stacklevel=3)
 
 
 def state_bytes(state: Any) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from asyncrl.algorithms import ALGORITHMS, over_preset
 from asyncrl.algorithms.other_names import closest_algorithm, unknown_option
@@ -14,9 +14,7 @@ from asyncrl.config import TrainerConfig
 from asyncrl.errors import ConfigurationError
 from asyncrl.options import near_miss, option_help
 from asyncrl.protocols import Algorithm
-
-if TYPE_CHECKING:
-    from asyncrl.storage.resume import Resumption
+from asyncrl.run.job import Job
 
 
 class RunOptions(TypedDict, total=False):
@@ -125,13 +123,14 @@ def with_preset(name: str, env: str, options: dict[str, Any]) -> tuple[Algorithm
     return ALGORITHMS[name].preset(env), over_preset(name, env, options)
 
 
-def require_steps(algorithm: Algorithm, config: TrainerConfig, resumed: Resumption | None) -> None:
+def require_steps(job: Job) -> None:
     """Check the number of steps of a run before it starts.
 
     Raises:
         ValueError: an option is a function of progress, and the run has no `total_steps` to define progress.
         ConfigurationError: a resumed run has made all its steps already (ASYNC017).
     """
+    algorithm, config, resumed = job.algorithm, job.config, job.resumed
     if resumed is not None:
         from asyncrl.storage.resume import refuse_if_used_up  # imports torch, as has what made `resumed`
 

@@ -9,30 +9,13 @@ import contextlib
 import pickle
 import socket
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asyncrl.actors.frames import receive_frame, send_frame
-from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import pack_policy
-from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError, describe_error
-from asyncrl.protocols import Algorithm
-
-if TYPE_CHECKING:
-    from asyncrl.storage.resume import Resumption
 
 Message = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Job:
-    """A run for another process: all its options, the environment, and the checkpoint to resume from."""
-
-    config: TrainerConfig
-    algorithm: Algorithm
-    source: EnvSource
-    resumed: Resumption | None = None
 
 
 class Channel:

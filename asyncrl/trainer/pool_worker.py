@@ -17,9 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncrl.errors import AsyncRLWarning
+from asyncrl.run.job import Job
 from asyncrl.run.switching import own_process
 from asyncrl.show.metrics import Snapshot
-from asyncrl.trainer.channel import Channel, Job, sendable
+from asyncrl.trainer.channel import Channel, sendable
 from asyncrl.trainer.run_pool import Ended, Progressed, Started, Warned
 from asyncrl.trainer.trainer import Trainer
 

@@ -16,8 +16,9 @@ import threading
 from pathlib import Path
 
 from asyncrl.errors import AsyncRLError, GroupLost, StoppedWhileStarting
+from asyncrl.run.job import Job
 from asyncrl.run.switching import own_process
-from asyncrl.trainer.channel import Channel, Job, sendable
+from asyncrl.trainer.channel import Channel, sendable
 from asyncrl.trainer.pool_worker import error_of, send_snapshots
 from asyncrl.trainer.ranks import JOB, SOCKET
 from asyncrl.trainer.trainer import Trainer

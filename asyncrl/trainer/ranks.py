@@ -29,16 +29,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import pack_policy
-from asyncrl.envs.source import EnvSource
 from asyncrl.errors import GroupLost, ResourceError, StoppedWhileStarting
-from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import Callbacks
+from asyncrl.run.job import Job
 from asyncrl.run.logged import LoggedMetrics
 from asyncrl.show.metrics import Snapshot
-from asyncrl.storage.resume import Resumption
-from asyncrl.trainer.channel import Channel, Job, Message
+from asyncrl.trainer.channel import Channel, Message
 
 if TYPE_CHECKING:
     from asyncrl.groups.launch import Failure, Launch
@@ -62,9 +59,8 @@ class Ranks:
     """One run of several groups; made and used on the run's event-loop thread, like `Run`.
 
     Args:
-        config, algorithm, source: options and environment of the whole run.
+        job: the whole run.
         on_snapshot: called on the loop thread with every snapshot of rank 0.
-        resumed: the checkpoint to resume from, or None.
         trainer, callbacks: see `Run`; the callbacks are called on the launcher's loop at the messages of rank 0.
         logged: the numbers that the user logs, which rank 0 gets after every snapshot.
 
@@ -74,11 +70,8 @@ class Ranks:
 
     def __init__(
         self,
-        config: TrainerConfig,
-        algorithm: Algorithm,
-        source: EnvSource,
+        job: Job,
         on_snapshot: Callable[[Snapshot], None],
-        resumed: Resumption | None = None,
         trainer: Any = None,
         callbacks: Sequence[Any] = (),
         logged: LoggedMetrics | None = None,
@@ -87,7 +80,7 @@ class Ranks:
         self.page_url: str | None = None
         self.result: TrainResult | None = None
         self.callbacks = Callbacks(trainer, callbacks, self.stop, lambda error: self.stop("stopped"))
-        self._config, self._job = config, Job(config, algorithm, source, resumed)
+        self._config, self._job = job.config, job
         self._on_snapshot, self._logged = on_snapshot, logged or LoggedMetrics()
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[list[Failure]] = self._loop.create_future()
@@ -95,7 +88,7 @@ class Ranks:
         self._pids: dict[int, int] = {}
         self._errors: dict[int, BaseException] = {}
         self._reason: str | None = None
-        self._evaluations = 0 if resumed is None else len(resumed.run["evaluations"]["return_mean"])
+        self._evaluations = 0 if job.resumed is None else len(job.resumed.run["evaluations"]["return_mean"])
         self._receivers: list[threading.Thread] = []
         self._accepting = threading.Lock()
 

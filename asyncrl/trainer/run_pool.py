@@ -29,7 +29,8 @@ from asyncrl.actors.exit_errors import how_it_ended
 from asyncrl.config import TrainerConfig, usable_cores
 from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.errors import ResourceError
-from asyncrl.trainer.channel import Channel, Job
+from asyncrl.run.job import Job
+from asyncrl.trainer.channel import Channel
 
 if TYPE_CHECKING:
     from asyncrl.run.result import TrainResult

@@ -20,10 +20,10 @@ import numpy as np
 
 from asyncrl.errors import StoppedWhileStarting, UserError, error_text
 from asyncrl.protocols import Algorithm
+from asyncrl.run.job import Job
 from asyncrl.show.aggregates import Array, Estimate, estimate, iqm, mean
 from asyncrl.show.numbers import of_return, with_deviation, with_interval
 from asyncrl.trainer.arguments import RunOptions, seeds_from
-from asyncrl.trainer.channel import Job
 from asyncrl.trainer.run_pool import Ended, Event, RunPool, runs_at_once
 from asyncrl.trainer.trainer import Trainer
 
@@ -138,7 +138,7 @@ def jobs(trainer: Trainer, folders: Mapping[int, os.PathLike[str] | None]) -> di
     for seed, folder in folders.items():
         run_dir = None if folder is None else os.fspath(folder)
         config = dataclasses.replace(trainer.config, seed=seed, run_dir=run_dir)
-        made[seed] = Job(config, trainer.algorithm, trainer._source)
+        made[seed] = dataclasses.replace(trainer.job, config=config)
     return made
 
 

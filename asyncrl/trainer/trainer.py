@@ -38,6 +38,7 @@ from asyncrl.errors import (
 from asyncrl.interfaces import EnvSpec
 from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import checked
+from asyncrl.run.job import Job
 from asyncrl.run.logged import LoggedMetrics
 from asyncrl.run.result import TrainResult
 from asyncrl.run.switching import paused_collection
@@ -54,7 +55,6 @@ from asyncrl.trainer.arguments import (
     require_policies,
     require_steps,
 )
-from asyncrl.trainer.channel import Job
 
 if TYPE_CHECKING:
     from asyncrl.run.run import Run
@@ -98,8 +98,7 @@ class Trainer(ShownByCard, metaclass=Answering):
         options: fields of `TrainerConfig`, see `help(TrainerConfig)`; `wrappers` may also have classes and functions.
 
     Attributes:
-        config: every option of the run except its algorithm's.
-        algorithm: the algorithm's record.
+        job: options, algorithm and environment of the run, and the checkpoint of one that is resumed.
         result: the result, also of a run that failed after it had learned; None before the end, or without weights.
 
     Raises:
@@ -202,7 +201,7 @@ class Trainer(ShownByCard, metaclass=Answering):
             Path(run).expanduser(), str(checkpoint), steps, changes, restore_episodes
         )
         trainer = cls.from_config(config, algorithm, server=server, started=started)
-        trainer._resumed = resumed
+        trainer.job = dataclasses.replace(trainer.job, resumed=resumed)
         return trainer
 
     @classmethod
@@ -214,9 +213,8 @@ class Trainer(ShownByCard, metaclass=Answering):
     def _prepare(self, job: Job, server: ForkServer | None, started: float | None = None) -> None:
         require_data(job.algorithm, job.config)
         require_policies(job.algorithm, job.config)
-        self.config, self.algorithm = job.config, job.algorithm
+        self.job = job
         self.result: TrainResult | None = None
-        self._source, self._resumed = job.source, job.resumed
         self._server, self._started_at = server, started
         self._done: Future[TrainResult] = Future()
         self._thread: threading.Thread | None = None
@@ -383,8 +381,8 @@ class Trainer(ShownByCard, metaclass=Answering):
     ) -> None:
         given = {"total_steps": total_steps, "max_seconds": max_seconds, "target_return": target_return}
         rules: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        config = dataclasses.replace(self.config, **rules)
-        require_steps(self.algorithm, config, self._resumed)
+        job = dataclasses.replace(self.job, config=dataclasses.replace(self.config, **rules))
+        require_steps(job)
         called = checked(callbacks)
         with self._lock:
             if self._thread is not None:
@@ -393,7 +391,7 @@ class Trainer(ShownByCard, metaclass=Answering):
                     "Trainer.resume(run_dir, total_steps='+100k').learn()"
                 )
             running.refuse_at_exit()
-            self.config, self._callbacks = config, called
+            self.job, self._callbacks = job, called
             if self._server is None:
                 self._server = ForkServer()
                 self._server.start()
@@ -534,6 +532,16 @@ class Trainer(ShownByCard, metaclass=Answering):
     # --- watching ----------------------------------------------------------------------------------------------------
 
     @property
+    def config(self) -> TrainerConfig:
+        """Every option of the run except its algorithm's."""
+        return self.job.config
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm's record."""
+        return self.job.algorithm
+
+    @property
     def url(self) -> str | None:
         """Address of the live page, None before it is served or with `http="off"`."""
         return self._run.url if self._run is not None else None
@@ -563,7 +571,7 @@ class Trainer(ShownByCard, metaclass=Answering):
     @property
     def resumed_from(self) -> tuple[str, ...]:
         """Lines about the checkpoint of a resumed run and about what does not continue exactly; empty for a new run."""
-        return () if self._resumed is None else self._resumed.lines()
+        return () if self.job.resumed is None else self.job.resumed.lines()
 
     def snapshot(self) -> Snapshot | None:
         """The newest snapshot, None before the first."""
@@ -636,7 +644,7 @@ class Trainer(ShownByCard, metaclass=Answering):
         """
         probing = None
         if self.config.groups == 1 and "RANK" not in os.environ:
-            own = probe(server, self._source, self.config.ready_timeout_seconds)
+            own = probe(server, self.job.source, self.config.ready_timeout_seconds)
             probing = asyncio.create_task(own, name="probe")
         await _loaded(probing)
         return probing
@@ -650,39 +658,35 @@ class Trainer(ShownByCard, metaclass=Answering):
             StoppedWhileStarting: `stop` was called meanwhile.
         """
         probing = await self._probe_while_loading(server)
-        config, algorithm, resumed = self.config, self.algorithm, self._resumed
         of_user: dict[str, Any] = {"trainer": self, "callbacks": self._callbacks, "logged": self._logged}
-        from asyncrl.run.grouped import Group, own_place
+        from asyncrl.run.grouped import Alone, Group, own_place
         from asyncrl.run.run import Run
         from asyncrl.trainer.ranks import Ranks
 
-        place, group = own_place(config), None
+        job, config = self.job, self.config
+        place = own_place(config)
         if place is None and config.groups > 1 and "RANK" not in os.environ:
             server.close()  # the ranks start their own
-            return Ranks(config, algorithm, self._source, self._receive, resumed, **of_user)
+            return Ranks(job, self._receive, **of_user)
         if place is not None and config.policies:
             raise ConfigurationError(
                 "policies must be none in one of several groups",
                 fix="leave policies out, or start without torchrun",
             )
+        group: Group | Alone = Alone(job)
         if place is not None:
-            group = await Group.join(place, config, algorithm, resumed, lambda: self._stop_reason is not None)
+            group = await Group.join(place, job, lambda: self._stop_reason is not None)
         try:
             return Run(
-                config,
-                algorithm,
-                self._source,
+                group,
                 server,
                 self._receive,
-                group=group,
-                resumed=resumed,
                 started=self._started_at,
                 probing=probing,
                 **of_user,
             )
         except BaseException as error:
-            if group is not None:
-                group.tell_failure(error)  # the other groups would wait for this one
+            group.tell_failure(error)  # the other groups would wait for this one
             raise
 
     def _receive(self, snapshot: Snapshot) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from asyncrl.protocols import Algorithm
 from asyncrl.show.aggregates import Array, Estimate, estimate, mean
-from asyncrl.show.numbers import of_return
+from asyncrl.show.numbers import of_return, with_interval
 from asyncrl.tuning.study import Trial
 
 MOST_TRIALS = 10
@@ -107,10 +107,8 @@ class Searched:
             why = "no seed has both" if math.isnan(found.value) else "one seed has no interval, --held-out 5"
             return [*lines, f"{'':<13} best - default {found.value:.1f}: {why}"]
         verdict = "better" if found.low > 0 else "worse" if found.high < 0 else "no difference beyond chance"
-        lines.append(
-            f"{'':<13} best - default {found.value:.1f} [{found.low:.1f}, {found.high:.1f}] (95 % bootstrap): {verdict}"
-        )
-        return lines
+        difference = with_interval(found.value, found.low, found.high)
+        return [*lines, f"{'':<13} best - default {difference} (95 % bootstrap): {verdict}"]
 
 
 def shown(value: Any) -> str:

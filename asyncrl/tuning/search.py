@@ -34,11 +34,11 @@ import numpy as np
 
 from asyncrl.algorithms.search_spaces import SearchSpace
 from asyncrl.errors import ConfigurationError, TrainingDiverged
+from asyncrl.run.job import Job
 from asyncrl.show.kept_run import LABELS, KeptRun
 from asyncrl.storage.atomic_file import write_atomically
 from asyncrl.storage.config_file import dump_config, options_by_table
 from asyncrl.storage.run_files import ENVIRONMENT
-from asyncrl.trainer.channel import Job
 from asyncrl.trainer.run_pool import Ended, Event, Progressed, RunPool, Started, Warned
 from asyncrl.trainer.seeds import CALLERS_ERRORS
 from asyncrl.tuning.result import HeldOut, Searched

@@ -7,6 +7,7 @@ Trainer("Acrobot-v1", found.algorithm).learn(total_steps=100_000)
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any, Unpack
@@ -14,7 +15,6 @@ from typing import Any, Unpack
 from asyncrl.algorithms.search_spaces import load_space, read_space
 from asyncrl.protocols import Algorithm
 from asyncrl.trainer.arguments import RunOptions
-from asyncrl.trainer.channel import Job
 from asyncrl.trainer.run_pool import RunPool, runs_at_once
 from asyncrl.trainer.trainer import Trainer
 from asyncrl.tuning.result import Searched
@@ -55,7 +55,7 @@ def tune(  # type: ignore[misc]  # `run_dir` and `max_seconds` are those of the 
     record: Any = type(trainer.algorithm)
     found = read_space(Path(space), record) if space is not None else load_space(trainer.config.algo, record)
     config = config_of_trials(trainer.config, found, set(options))
-    job = Job(config, trainer.algorithm, trainer._source)
+    job = dataclasses.replace(trainer.job, config=config)
     with Search(
         Path(run_dir),
         job,

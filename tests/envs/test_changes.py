@@ -215,7 +215,7 @@ def test_a_trainer_takes_and_keeps_them(tmp_path: Path) -> None:
     trainer = Trainer("CartPole-v1", "dqn", env_kwargs={"sutton_barto_reward": True}, wrappers=[FLAT, Slow])
     assert trainer.config.env_kwargs == {"sutton_barto_reward": True}
     assert trainer.config.wrappers == (FLAT, f"{__name__}:Slow")
-    source = trainer._source
+    source = trainer.job.source
     env: Any = source.build()
     assert isinstance(env, Slow) and env.unwrapped._sutton_barto_reward is True
     directory = RunDirectory(tmp_path / "run")
@@ -225,4 +225,4 @@ def test_a_trainer_takes_and_keeps_them(tmp_path: Path) -> None:
         directory.close()
     assert environment_of_run(tmp_path / "run", "CartPole-v1") == source
     again = Trainer.from_config(trainer.config, trainer.algorithm)
-    assert again._source == source
+    assert again.job.source == source

@@ -40,6 +40,8 @@ from asyncrl.learning.clock import TrainClock
 from asyncrl.policies import policy_file
 from asyncrl.run import evaluate
 from asyncrl.run.evaluate import EvaluationSchedule
+from asyncrl.run.grouped import Alone
+from asyncrl.run.job import Job
 from asyncrl.run.run import Run
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.storage.checkpoint import CheckpointFolder, read_policy
@@ -818,7 +820,7 @@ class Parts:
 
     async def save_best(self, result: Any, weights: Any) -> None: ...
 
-    async def settle(self) -> None: ...
+    def evaluated(self, result: Any) -> None: ...
 
     async def evaluate(self, weights: Any, episodes: int, key: Any) -> Any:
         self._note("evaluate")
@@ -846,8 +848,10 @@ class Ending(Run):
 
     def __init__(self, path: Path, fails: str = "") -> None:
         self.directory, self.clock = RunDirectory(path), TrainClock()
-        self.group = self._target_weights = None
+        self._target_weights = None
         self.config = TrainerConfig(env="any", algo="dqn", target_eval_episodes=3)
+        nothing: Any = None
+        self.group = Alone(Job(self.config, nothing, nothing))
         self.whole_config = self.config
         self.built = True
         parts: Any = Parts(self, fails)
@@ -862,17 +866,7 @@ class Ending(Run):
     def finish(self, reason: str = "total_steps", error: BaseException | None = None) -> Any:
         async def end() -> Any:
             self._stop_requested = asyncio.Event()
-            parts = self.parts
-            self.schedule = EvaluationSchedule(
-                self.config,
-                parts,
-                parts,
-                self.clock,
-                parts.save_best,
-                lambda *_: None,
-                parts.settle,
-                lambda _: 0,
-            )
+            self.schedule = EvaluationSchedule(self)
             return await self.end(reason, error)
 
         outcome, error = asyncio.run(end())

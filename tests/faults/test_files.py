@@ -487,28 +487,26 @@ class FakeLearner:
 
 
 def saver(
-    run: RunDirectory, learner: Any, schedule: Any = None, on_saved: Callable[[str], None] = lambda _: None
+    directory: RunDirectory,
+    learner: Any,
+    schedule: Any = None,
+    on_saved: Callable[[str], None] = lambda _: None,
 ) -> CheckpointSaver:
     from asyncrl.learning.clock import TrainClock
 
     config = TrainerConfig(env="CartPole-v1", algo="dqn")
-    origin = PolicyOrigin(ALGORITHM, EnvSource.from_user("CartPole-v1"), meta())
-    schedule = schedule or SimpleNamespace(evaluations=())
-    reporter: Any = SimpleNamespace(episodes=SimpleNamespace(count=0))
-    pool: Any = None
-    return EmptySaver(
-        config,
-        origin,
-        run,
-        TrainClock(),
-        learner,
-        pool,
-        schedule,
-        reporter,
-        dict,
-        lambda: {"number": 0},
-        on_saved,
+    run: Any = SimpleNamespace(
+        config=config,
+        origin=PolicyOrigin(ALGORITHM, EnvSource.from_user("CartPole-v1"), meta()),
+        directory=directory,
+        clock=TrainClock(),
+        learner=learner,
+        schedule=schedule or SimpleNamespace(evaluations=()),
+        reporter=SimpleNamespace(episodes=SimpleNamespace(count=0)),
+        env_kwargs=SimpleNamespace(state=lambda: {"number": 0}),
+        callbacks=SimpleNamespace(checkpoint=on_saved),
     )
+    return EmptySaver(run)
 
 
 def test_a_checkpoint_that_fails_is_told_once_and_the_best_is_written_later(

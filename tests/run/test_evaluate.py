@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -74,11 +75,11 @@ class Learner:
 
 
 async def nothing():
-    """Nothing is awaited after an evaluation."""
+    """No change of keyword arguments is tried."""
 
 
 class Rig:
-    """A schedule with fakes around it."""
+    """A run with fakes around its schedule."""
 
     def __init__(self, means, target=10.0, capacity=8, only_stop=False, other_steps=lambda own: 0):
         self.learner = Learner()
@@ -91,23 +92,15 @@ class Rig:
         )
         self.best, self.seen, self.states = [], [], []
         rules = {"target_return": target, "total_steps": None if only_stop else 1_000_000}
-        config = TrainerConfig(env="any", algo="any", eval_episodes=3, target_eval_episodes=20, **rules)
-        self.schedule = EvaluationSchedule(
-            config,
-            self.evaluator,
-            self.learner,
-            self.clock,
-            self.on_best,
-            self.on_evaluation,
-            nothing,
-            other_steps,
-        )
+        self.config = TrainerConfig(env="any", algo="any", eval_episodes=3, target_eval_episodes=20, **rules)
+        self.env_kwargs = SimpleNamespace(settle=nothing)
+        self.group = SimpleNamespace(other_steps=other_steps)
+        self.schedule = EvaluationSchedule(self)
 
-    async def on_best(self, result, weights):
-        self.best.append((result.return_mean, float(weights[0])))
-
-    def on_evaluation(self, result, weights, key):
+    async def evaluated(self, result, weights, key, *, best):
         assert self.schedule.last is result
+        if best:
+            self.best.append((result.return_mean, float(weights[0])))
         self.seen.append((result.env_steps, result.updates, result.policy_version, result.return_mean))
         self.states.append(self.schedule.holds_training)
 
@@ -334,13 +327,13 @@ def test_training_goes_on_before_an_unconfirmed_result_is_saved():
         rig = Rig([11.0, 9.0])
         states = []
 
-        async def on_best(result, weights):
+        async def evaluated(result, weights, key, *, best):
             states.append((rig.learner.held, rig.clock.running, rig.schedule.holds_training))
 
-        rig.schedule._on_best = on_best
+        rig.evaluated = evaluated
         task = rig.run()
         rig.put(100)
-        await until(lambda: rig.seen)
+        await until(lambda: states)
         assert states == [(False, True, False)]
         await cancelled(task)
 

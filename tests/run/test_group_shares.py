@@ -30,16 +30,16 @@ from asyncrl.protocols import Policy
 from asyncrl.run import grouped
 from asyncrl.run import run as run_module
 from asyncrl.run.grouped import (
+    Alone,
     Group,
     made_before,
-    made_by_others,
     own_place,
     seed_of,
     share_of,
     share_of_algorithm,
     shared_options,
-    without_others,
 )
+from asyncrl.run.job import Job
 from asyncrl.shm.env_kwargs import EnvKwargsWriter
 from asyncrl.shm.ring import RingLayout, RingWriter
 from asyncrl.shm.segment import Segment
@@ -47,6 +47,7 @@ from asyncrl.shm.weights import WeightMailbox
 from asyncrl.storage.checkpoint import CheckpointMeta
 from asyncrl.storage.resume import Resumption
 
+SOURCE = EnvSource.from_user("CartPole-v1")
 SPEC = EnvSpec("any", (4,), "float32", DiscreteAction(2))
 CONFIG = TrainerConfig(
     env="CartPole-v1",
@@ -98,7 +99,7 @@ def actor_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Actor]]:
 def among_of(rank: int, size: int) -> tuple[int, int]:
     """Place of the actors of one group, of two actors like each of the others."""
     session: Any = SimpleNamespace(place=Place(rank, size, host="here", port=1), leads=rank == 0)
-    return Group(session, CONFIG, DQN(), None).among
+    return Group(session, Job(CONFIG, DQN(), SOURCE)).among
 
 
 def test_the_ladder_of_exploration_runs_over_the_actors_of_all_groups(
@@ -121,11 +122,13 @@ def test_one_group_counts_its_actors_and_seeds_as_without_groups(actor_of: Calla
 class Second:
     """The second of three groups, which has no connection to the others."""
 
-    leads, among, max_env_steps, resumed = True, (4, 6), 100, None
-    session = SimpleNamespace(place=SimpleNamespace(size=3))
+    leads, among, max_env_steps = True, (4, 6), 100
 
-    def __init__(self, config: TrainerConfig, algorithm: Any) -> None:
-        self.config, self.algorithm = self.whole_config, self.whole_algorithm = config, algorithm
+    def __init__(self, job: Job) -> None:
+        self.whole = self.job = job
+
+    def share(self, algorithm: Any, whole: Any) -> Any:
+        return share_of_algorithm(algorithm, 3, whole)
 
     async def attach(self, *_: object) -> None: ...
 
@@ -146,15 +149,15 @@ class Second:
         return snapshot
 
     @classmethod
-    async def join(cls, place: object, config: TrainerConfig, algorithm: Any, *_: object) -> Second:
-        return cls(config, algorithm)
+    async def join(cls, place: object, job: Job, *_: object) -> Second:
+        return cls(job)
 
 
 def test_a_run_places_its_actors_by_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[PoolPlan] = []
 
-    def kept(*arguments: Any) -> PoolPlan:
-        plans.append(PoolPlan(*arguments))
+    def kept(*arguments: Any, **options: Any) -> PoolPlan:
+        plans.append(PoolPlan(*arguments, **options))
         return plans[-1]
 
     monkeypatch.setattr(run_module, "PoolPlan", kept)
@@ -203,10 +206,23 @@ def test_counters_go_on_over_all_groups_whatever_their_number() -> None:
 
 
 def test_one_group_goes_on_with_what_several_have_begun() -> None:
-    assert made_by_others(going_on(5000, [0, 2001], 700, [0, 300])) == (2001, 300)
-    assert made_by_others(going_on(5000, [], 700, [])) == made_by_others(None) == (0, 0)
-    assert without_others(CONFIG, 2001).total_steps == CONFIG.total_steps - 2001
-    assert without_others(CONFIG, 0) == CONFIG
+    job = Job(CONFIG, DQN(), SOURCE)
+    alone = Alone(dataclasses.replace(job, resumed=going_on(5000, [0, 2001], 700, [0, 300])))
+    assert alone.others() == {"env_steps": [2001], "updates": [300]} and alone.other_steps(7) == 2001
+    assert alone.job.config.total_steps == alone.max_env_steps == CONFIG.total_steps - 2001
+    snapshot = make_snapshot()
+    steps, updates = snapshot.env_steps, snapshot.updates
+    starting = alone.shown(snapshot)
+    assert (starting.env_steps, starting.updates) == (steps + 5000 + 2001, updates + 700 + 300)
+    asyncio.run(alone.attach(None, None, None))  # type: ignore[arg-type]
+    shown = alone.shown(snapshot)
+    assert (shown.env_steps, shown.updates, shown.total_steps) == (
+        steps + 2001,
+        updates + 300,
+        CONFIG.total_steps,
+    )
+    for plain in (job, dataclasses.replace(job, resumed=going_on(5000, [], 700, []))):
+        assert Alone(plain).job == plain and Alone(plain).others() == {} and Alone(plain).other_steps(7) == 0
 
 
 def test_another_group_goes_on_without_what_is_rank_0s() -> None:
@@ -225,7 +241,7 @@ def test_a_group_tells_its_share_and_the_policy_lag_of_all_its_steps() -> None:
         statuses=lambda: dict(heard),
         earlier_lives=[],
     )
-    group = Group(session, CONFIG, DQN(), None)
+    group = Group(session, Job(CONFIG, DQN(), SOURCE))
     assert (group.max_env_steps, group.among) == (5001, (0, 4))
     assert group.groups()[0].policy_lag_mean == 0.0, "nothing was received yet"
     received = Distribution(mean=1.6, samples=5, sum=8, edges=(0, 1, 2), counts=(1, 0, 4))
@@ -308,7 +324,7 @@ def group_of(config: TrainerConfig, resumed: Resumption | None, earlier: list[di
         earlier_lives=earlier,
         heartbeat=None,
     )
-    return Group(session, config, DQN(), resumed)
+    return Group(session, Job(config, DQN(), SOURCE, resumed))
 
 
 def test_an_evaluation_after_three_groups_have_become_two_counts_the_steps_of_all() -> None:
@@ -320,7 +336,7 @@ def test_an_evaluation_after_three_groups_have_become_two_counts_the_steps_of_al
 def test_schedules_of_async_run_over_the_steps_of_all_groups() -> None:
     config = dataclasses.replace(CONFIG, fusion="async", total_steps=100_000)
     group = group_of(config, None, [])
-    assert group.config.total_steps == 100_000 and group.max_env_steps == 100_000
+    assert group.job.config.total_steps == 100_000 and group.max_env_steps == 100_000
     assert group.scheduled_elsewhere() == 0
     group._beat({0: {"env_steps": 60_000}, 1: {"env_steps": 5010}})
     assert group.scheduled_elsewhere() == 5010
@@ -336,7 +352,7 @@ def test_schedules_of_async_run_over_the_steps_of_all_groups() -> None:
 def test_other_schedules_run_over_a_groups_share(fusion: Any) -> None:
     group = group_of(dataclasses.replace(CONFIG, fusion=fusion, total_steps=100_000), None, [])
     group._beat({0: {"env_steps": 60_000}, 1: {"env_steps": 5010}})
-    assert group.config.total_steps == 50_000 and group.scheduled_elsewhere() == 0
+    assert group.job.config.total_steps == 50_000 and group.scheduled_elsewhere() == 0
 
 
 def test_steps_of_a_group_that_was_started_again_are_not_lost() -> None:

@@ -53,7 +53,7 @@ def test_a_factory_is_kept_named_and_built_again(tmp_path: Path) -> None:
     env = environment_of_run(tmp_path, config.env).build()
     assert env.unwrapped.g == length  # type: ignore[union-attr]
     trainer = Trainer.from_config(config, DQN())
-    assert describe(trainer._source).observation_shape == (3,)
+    assert describe(trainer.job.source).observation_shape == (3,)
     trainer.close()
 
 

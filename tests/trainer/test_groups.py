@@ -26,6 +26,7 @@ import asyncrl
 from asyncrl import DQN, Snapshot, Trainer, TrainerConfig
 from asyncrl.errors import EnvironmentRaised, GroupLost, StoppedWhileStarting
 from asyncrl.groups.launch import describe_failure, free_port
+from asyncrl.run.job import Job
 from asyncrl.trainer.channel import Channel
 from asyncrl.trainer.ranks import SOCKET, Ranks
 
@@ -274,9 +275,8 @@ def test_callbacks_of_a_run_that_goes_on_get_new_evaluations_only() -> None:
             called.append(evaluation)
 
     async def show() -> None:
-        nothing: Any = None
-        going_on: Any = resumed
-        ranks = Ranks(nothing, nothing, nothing, lambda _: None, going_on, None, [Evaluated()])
+        going_on: Any = SimpleNamespace(config=None, resumed=resumed)
+        ranks = Ranks(going_on, lambda _: None, None, [Evaluated()])
         for evaluations in ((), old, old, new, new, thinned, thinned):
             ranks._show(SimpleNamespace(state="training", evaluations=evaluations))  # type: ignore[arg-type]
 
@@ -315,7 +315,7 @@ def test_an_outcome_that_is_still_read_when_the_ranks_have_ended_is_kept(
     async def run() -> Any:
         source: Any = None
         config = TrainerConfig(env="any", algo="dqn", groups=2)
-        return await Ranks(config, DQN(), source, lambda _: None).run()
+        return await Ranks(Job(config, DQN(), source), lambda _: None).run()
 
     assert asyncio.run(run()) == ["policy", None]
 

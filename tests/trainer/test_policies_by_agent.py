@@ -45,7 +45,7 @@ def trainer_of(name: str, env: Any = Parallel, **options: Any) -> Trainer:
 @pytest.mark.parametrize("name", ALONE)
 def test_every_kind_of_algorithm_trains_several_policies(name: str) -> None:
     trainer = trainer_of(name, eval_interval_steps=400, eval_episodes=2)
-    result = trainer.learn(total_steps=900)
+    result = trainer.learn(total_steps=600)
     last = trainer.snapshot()
     assert last is not None and last.updates > 10 and last.episodes > 50
     own = last.train_metrics

@@ -104,10 +104,10 @@ def test_every_kind_of_algorithm_trains_all_agents_by_one_policy(name: str) -> N
     trainer = Trainer(
         env_of(name), ALGORITHMS[name], num_actors=2, eval_interval_steps=400, eval_episodes=2, **COMMON
     )
-    result = trainer.learn(total_steps=900)
+    result = trainer.learn(total_steps=600)
     last = trainer.snapshot()
     assert last is not None and last.updates > 10 and last.episodes > 50
-    assert 900 <= result.summary["env_steps"] == last.env_steps < 900 + 2 * 16 * ENVS * 3
+    assert 600 <= result.summary["env_steps"] == last.env_steps < 600 + 2 * 16 * ENVS * 3
     assert sum(actor.env_steps for actor in last.actors) >= last.env_steps - 2 * 16 * ENVS * 3
     each = [last.train_metrics[f"rollout/ep_rew_mean/{agent}"] for agent in NAMES]
     assert last.return_mean == pytest.approx(sum(each)), "the return of an episode is the sum of the agents'"
@@ -178,7 +178,7 @@ def test_padded_masked_and_tuple_agents_train(env: Any) -> None:
         padded = env is Unequal
         result = Trainer(
             env, ALGORITHMS[name], num_actors=1, pad_spaces=padded, agent_id=True, **COMMON
-        ).learn(500)
+        ).learn(300)
         assert result.evaluation is not None
         if env is MaskedByInfo:
             assert result.evaluation.return_mean == 15.0

@@ -20,8 +20,8 @@ from asyncrl.algorithms.search_spaces import Choices, Interval, SearchSpace
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import ConfigurationError, EnvironmentRaised, TrainingDiverged
+from asyncrl.run.job import Job
 from asyncrl.storage.config_file import read_config
-from asyncrl.trainer.channel import Job
 from asyncrl.trainer.run_pool import Ended, Event, Progressed
 from asyncrl.tuning.search import FINALISTS, Search, value_of
 from asyncrl.tuning.study import RANDOM_TRIALS
@@ -254,7 +254,7 @@ def test_a_run_that_diverges_or_fails_is_a_trial_without_a_value(tmp_path: Path)
         "trial-004": EnvironmentRaised("it raised"),
         "best-s1001": EnvironmentRaised("it raised"),
     }
-    found = searched(tmp_path, Runs(errors=errors))
+    found = searched(tmp_path, Runs(errors=errors), trials=8)
     assert [(t.number, t.value) for t in found.trials if t.state == "failed"] == [(2, None), (4, None)]
     assert found.held_out.best[1] != found.held_out.best[1], "NaN"
     assert (
