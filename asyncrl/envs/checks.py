@@ -137,8 +137,8 @@ def require_spaces(spec: EnvSpec, env: Any) -> None:
 def require_same_spaces(spec: EnvSpec, other: EnvSpec) -> None:
     """Raise `SpacesDoNotFit` (ASYNC005) unless an environment of evaluations has the spaces of the one of training."""
     for what, trained, evaluated in (
-        ("action", spec.action, other.action),
-        ("observation", _stored(spec), _stored(other)),
+        ("action spaces", spec.action, other.action),
+        ("observation spaces", _stored(spec), _stored(other)),
         ("agents", spec.agents, other.agents),
         ("policies", spec.policies, other.policies),
     ):
