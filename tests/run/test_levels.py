@@ -126,7 +126,7 @@ def test_levels_of_a_factory_of_evaluations_are_the_same_in_a_resumed_run(tmp_pa
 
 
 def test_an_environment_with_other_spaces_is_refused_before_training() -> None:
-    with pytest.raises(SpacesDoNotFit, match=r"cannot evaluate a policy of .*observation differ"):
+    with pytest.raises(SpacesDoNotFit, match=r"cannot evaluate a policy of .*observation spaces differ"):
         trained(eval_env_kwargs={"size": 3})
 
 
