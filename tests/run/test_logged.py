@@ -213,8 +213,8 @@ def test_the_launcher_of_several_groups_sends_them_to_rank_0() -> None:
             logged.log({"my/x": 3})
 
     async def show() -> None:
-        nothing: Any = None
-        ranks = Ranks(nothing, nothing, nothing, lambda _: None, None, None, [Reports()], logged)
+        job: Any = SimpleNamespace(config=None, resumed=None)
+        ranks = Ranks(job, lambda _: None, callbacks=[Reports()], logged=logged)
         ranks._channels[0] = SimpleNamespace(send=lambda *message: sent.append(message))  # type: ignore[assignment]
         ranks._show(SimpleNamespace(state="training", evaluations=()))  # type: ignore[arg-type]
 
