@@ -11,7 +11,7 @@ from asyncrl.server.pages import FOLDER_PAGE, load_page
 from asyncrl.show.aggregates import REFERENCE_SCORES, Array, Estimate
 from asyncrl.show.comparison import GroupResult, over_environments, results
 from asyncrl.show.curves import RETURNS, TRAINING, Axis, Reader, curves, default_metric, read_one
-from asyncrl.show.kept_run import EVALUATION, KeptRun
+from asyncrl.show.kept_run import EVALUATION, KeptRun, is_logged
 from asyncrl.show.run_groups import RunGroup, differing_options
 
 METRICS = {
@@ -23,6 +23,8 @@ METRICS = {
     "async/staleness_mean": "Staleness, updates",
 }
 """Titles of the charts of an environment; the page draws the first and the third twice as wide."""
+MOST_LOGGED = 24
+"""Most charts of numbers that the user has logged, beside these."""
 DIGITS = 6
 """Significant digits of a curve's numbers."""
 DATA = '<script type="application/json" id="data"></script>'
@@ -88,15 +90,25 @@ def facts(name: str, run: KeptRun) -> dict[str, Any]:
 
 
 def comparison_answer(
-    groups: Sequence[RunGroup], axis: Axis, line: str, *, each: bool = False, read: Reader = read_one
+    groups: Sequence[RunGroup],
+    axis: Axis,
+    line: str,
+    *,
+    each: bool = False,
+    read: Reader = read_one,
+    logged: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Curves of every metric, in groups' units; settings over the environments whose scale is known."""
+    """Curves of every metric, in groups' units; settings over the environments whose scale is known.
+
+    The first `MOST_LOGGED` of the names `logged`, of numbers that the user has logged, are further metrics.
+    """
+    titles = METRICS | {name: name for name in logged[:MOST_LOGGED]}
     scales = {group.env: REFERENCE_SCORES[group.env] for group in groups if group.env in REFERENCE_SCORES}
     metric = default_metric([run for group in groups for run in group.runs])
     known = [group for group in groups if group.env in scales]
     settings = over_environments(results(known, metric, scales, read=read))
     return {
-        "metrics": METRICS,
+        "metrics": titles,
         "returns": RETURNS,
         "scales": scales,
         "curves": {
@@ -105,7 +117,7 @@ def comparison_answer(
                 | {part: _numbers(getattr(c, part)) for part in ("x", "line", "low", "high", "count")}
                 for c in curves(groups, metric, axis, each=each, line=line, read=read)
             ]
-            for metric in METRICS
+            for metric in titles
         },
         "settings": [
             {"name": own.name, "runs": own.runs}
@@ -122,9 +134,10 @@ def static_page(
     """The page with its data in one file, which asks nothing of any server; its policy allows only its own code."""
     page, policy = load_page(FOLDER_PAGE)
     data: dict[str, Any] = {"runs": runs_answer(folder, groups, names, read)}
+    logged = list(dict.fromkeys(name for run in names for name in run.last_values() if is_logged(name)))
     for axis in ("steps", "seconds"):
         for line in ("mean", "iqm"):
-            data[f"{axis} {line}"] = comparison_answer(groups, axis, line, read=read)
+            data[f"{axis} {line}"] = comparison_answer(groups, axis, line, read=read, logged=logged)
     # "<" would end the element; a data block is not run, so the policy needs no hash of it.
     text = to_json(data).replace(b"<", b"\\u003c").decode()
     allowed = policy.replace("connect-src 'self'", "connect-src 'none'").partition("; frame-ancestors")[0]

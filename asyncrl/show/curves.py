@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from asyncrl.show.aggregates import Array, Statistic, iqm, mean, over_runs
-from asyncrl.show.kept_run import EVALUATION, STEPS, KeptRun, number
+from asyncrl.show.kept_run import EVALUATION, STEPS, KeptRun, is_logged, number
 from asyncrl.show.run_groups import RunGroup
 
 TRAINING = "rollout/ep_rew_mean"
@@ -37,6 +37,10 @@ class Series:
     steps: Array
     seconds: Array
     values: Array
+
+
+NO_SERIES = Series(np.zeros(0), np.zeros(0), np.zeros(0))
+"""The series of a metric that a run does not have."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +126,11 @@ def by_environment(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
     return found
 
 
-def read_series(run: KeptRun, metrics: Sequence[str]) -> dict[str, Series]:
-    """Series of each of a run's metrics; of several values at one step the last. Reads the run's file once."""
+def read_series(run: KeptRun, metrics: Sequence[str], *, logged: bool = False) -> dict[str, Series]:
+    """Series of each of a run's metrics; of several values at one step the last. Reads the run's file once.
+
+    With `logged` those of all numbers that the user has logged follow.
+    """
     found: dict[str, dict[float, float]] = {metric: {} for metric in metrics}
     clock: list[tuple[float, float]] = [(0.0, 0.0)]
     for entry in run.lines():
@@ -131,6 +138,8 @@ def read_series(run: KeptRun, metrics: Sequence[str]) -> dict[str, Series]:
         idle = steps == clock[-1][0] and len(clock) > 1
         if steps is not None and seconds is not None:
             clock.append((float(steps), float(seconds)))
+        if logged:
+            found |= {name: {} for name in entry if name not in found and is_logged(name)}
         for metric, points in found.items():
             value = number(entry.get(metric))
             at = number(entry.get("eval/total_timesteps")) if metric.startswith("eval/") else steps

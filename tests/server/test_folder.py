@@ -22,6 +22,7 @@ from serving import PATIENCE_SECONDS, TOKEN, ServerThread
 
 import asyncrl
 from asyncrl.cli.main import COMMANDS
+from asyncrl.server.answers import MOST_LOGGED
 from asyncrl.server.discovery import port_in_use
 from asyncrl.server.folder import MOST_NOTE, FolderServer
 from asyncrl.server.pages import FOLDER_PAGE, load_page
@@ -168,6 +169,39 @@ def test_curves_of_chosen_groups(served: FolderThread, folder: Path) -> None:
     assert served.ask("/comparison?group=" + mine + "&line=most").status == 400
     assert served.ask("/comparison?group=none").status == 404
     assert served.ask("/options?run=a").json()["dqn"]["gamma"] == 0.99
+
+
+def log(run: Path, values: dict[str, float]) -> None:
+    """Rows of a run that has logged these numbers, at 100 and 300 steps."""
+    with (run / "metrics.jsonl").open("a") as file:
+        for steps in (100, 300):
+            entry = {"time/total_timesteps": steps, "time/time_elapsed": steps / 100, **values}
+            file.write(json.dumps(entry) + "\n")
+
+
+def test_numbers_that_the_user_logged_have_curves(served: FolderThread, folder: Path) -> None:
+    log(folder / "a", {"probe/score": 2.0})
+    log(folder / "c", {"probe/score": 4.0, "my/x": 1.0})
+    mine = groups_of(served)["dqn learning_rate=0.001"]["id"]
+    other = groups_of(served)["dqn learning_rate=0.0003"]["id"]
+    told = served.ask(f"/comparison?group={mine}&group={other}").json()
+    assert {"probe/score": "probe/score", "my/x": "my/x"}.items() <= told["metrics"].items()
+    assert list(told["metrics"])[:1] == ["eval/mean_reward"], "after the run's own"
+    (line,) = told["curves"]["probe/score"]
+    assert (line["x"], line["line"], line["count"]) == ([100, 300], [3, 3], [2, 2])
+    (line,) = told["curves"]["my/x"]
+    assert (line["line"], line["count"]) == ([1, 1], [1, 1])
+    assert "my/x" not in served.ask(f"/comparison?group={other}").json()["metrics"]
+    saved = served.ask(f"/export?group={mine}").body.decode()
+    assert '"probe/score":"probe/score"' in saved
+
+
+def test_at_most_so_many_logged_numbers_are_drawn(served: FolderThread, folder: Path) -> None:
+    log(folder / "a", {f"probe/{i}": 1.0 for i in range(MOST_LOGGED + 5)})
+    mine = groups_of(served)["dqn learning_rate=0.001"]["id"]
+    told = served.ask(f"/comparison?group={mine}").json()
+    drawn = [name for name in told["metrics"] if name.startswith("probe/")]
+    assert drawn == [f"probe/{i}" for i in range(MOST_LOGGED)]
 
 
 def test_scores_over_environments(served: FolderThread, folder: Path) -> None:
