@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import importlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -249,7 +250,8 @@ class Trainer(ShownByCard, metaclass=Answering):
     ) -> TrainResult:
         """Train until a stopping rule holds; blocks. The first Ctrl-C stops the run and is raised, the second kills it.
 
-        The result of an interrupted run is in `self.result`.
+        So do SIGTERM and SIGHUP, unless the program handles or ignores them; they then end it by SystemExit with the
+        code 128 + their number. The result of an interrupted run is in `self.result`.
 
         Args:
             total_steps: environment steps over all actors.
@@ -277,20 +279,23 @@ class Trainer(ShownByCard, metaclass=Answering):
                 fix="write `result = await trainer.run(...)`",
             )
         view = None
-        try:
-            self._start(total_steps, max_seconds, target_return, callbacks, on_snapshot)
-            view = self._view() if progress else None
-            while not wait_for_futures([self._done], SIGNAL_SECONDS).done:
-                pass
-            return self._done.result()
-        except KeyboardInterrupt:
-            if view is not None and view.live:
-                view.notify("interrupted: stopping, Ctrl-C again to kill")
-            self._stop_or_kill()
-            raise
-        finally:
-            if view is not None:
-                view.close()
+        with _Terminations() as terminations:
+            try:
+                self._start(total_steps, max_seconds, target_return, callbacks, on_snapshot)
+                view = self._view() if progress else None
+                while not wait_for_futures([self._done], SIGNAL_SECONDS).done:
+                    pass
+                return self._done.result()
+            except KeyboardInterrupt:
+                if view is not None and view.live:
+                    view.notify("interrupted: stopping, Ctrl-C again to kill")
+                self._stop_or_kill()
+                if terminations.number:
+                    raise SystemExit(128 + terminations.number) from None
+                raise
+            finally:
+                if view is not None:
+                    view.close()
 
     def _view(self) -> RunConsole | None:
         """Show every snapshot in the view of a script, if there is one."""
@@ -705,6 +710,36 @@ class Trainer(ShownByCard, metaclass=Answering):
         )
         with contextlib.suppress(OSError):
             print(text, file=sys.stderr, flush=True)
+
+
+class _Terminations:
+    """Context manager in which SIGTERM and SIGHUP raise KeyboardInterrupt; does nothing but on the main thread.
+
+    A signal that the program handles or ignores (`nohup`) stays as it is.
+
+    Attributes:
+        number: the last of these signals, 0 before one.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._raised: list[int] = []
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    self._raised.append(number)
+                    signal.signal(number, self._raise)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        for number in self._raised:
+            signal.signal(number, signal.SIG_DFL)
+
+    def _raise(self, number: int, frame: object) -> None:
+        self.number = number
+        raise KeyboardInterrupt
 
 
 class _Workers(ThreadPoolExecutor):

@@ -741,6 +741,52 @@ def test_an_interrupt_while_torch_is_imported_is_heard(tmp_path: Path) -> None:
         program.communicate()
 
 
+@pytest.mark.parametrize(
+    ("number", "handler", "code", "state"),
+    [
+        (signal.SIGTERM, "SIG_DFL", 128 + signal.SIGTERM, "interrupted"),
+        (signal.SIGHUP, "SIG_DFL", 128 + signal.SIGHUP, "interrupted"),
+        (signal.SIGHUP, "SIG_IGN", 0, "finished"),
+        (signal.SIGTERM, "own", 0, "finished"),
+    ],
+    ids=["terminated", "hung up", "hangup ignored", "of the program"],
+)
+def test_a_script_that_is_terminated_ends_its_run_in_good_order(
+    number: signal.Signals, handler: str, code: int, state: str, tmp_path: Path
+) -> None:
+    script = f"""
+        import asyncrl, os, signal
+        own = lambda *_: None
+        signal.signal({int(number)}, {handler if handler == "own" else f"signal.{handler}"})
+
+        class Terminated(asyncrl.Callback):
+            reports = 0
+
+            def on_report(self, trainer, snapshot):
+                self.reports += 1
+                if snapshot.state == "training" and snapshot.updates:
+                    os.kill(os.getpid(), {int(number)})
+                    return self.reports < 100
+
+        algorithm = asyncrl.DQN(learning_starts=50, replay_capacity=2_000)
+        options = dict(num_actors=1, envs_per_actor=2, http="off", run_dir={str(tmp_path / "run")!r})
+        try:
+            trainer = asyncrl.Trainer("CartPole-v1", algorithm, report_interval_steps=100, **options)
+            trainer.learn(total_steps=2_000, callbacks=[Terminated()], progress=False)
+        finally:
+            print("finally", signal.getsignal({int(number)}) == {handler if handler == "own" else f"signal.{handler}"})
+    """
+    program = child("-c", textwrap.dedent(script), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        out, err = program.communicate(timeout=SECONDS)
+        assert (program.returncode, out) == (code, "finally True\n"), err
+        assert "Traceback" not in err
+        assert json.loads((tmp_path / "run" / "summary.json").read_text())["state"] == state
+    finally:
+        program.kill()
+        program.communicate()
+
+
 SCRIPT = tomllib.loads((Path(PACKAGE) / "pyproject.toml").read_text())["project"]["scripts"]["asyncrl"]
 ENTRIES = {
     "python -m asyncrl": "runpy.run_module('asyncrl', run_name='__main__')",
