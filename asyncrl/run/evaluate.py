@@ -384,8 +384,9 @@ class EvaluationSchedule:
         # The best of many means over few episodes is biased upwards; one over more, of the same weights, replaces it.
         corrects = (
             before is not None
+            and self.best_weights is not None
             and result.episodes > before.episodes
-            and np.array_equal(weights, self.best_weights)  # type: ignore[arg-type]
+            and np.array_equal(weights, self.best_weights)
         )
         best = before is None or corrects or result.return_mean > before.return_mean
         if best:

@@ -371,9 +371,14 @@ class Run:
         stack.push_async_callback(ended, self._probing)
         await asyncio.wait((self._probing,), timeout=ALONE_SECONDS)
         if self._probing.done():
-            check_agents(
-                self.algorithm, with_policy_options(self._probing.result(), self.config.policy_options)
-            )
+            await self._probed()
+
+    async def _probed(self) -> EnvSpec:
+        """The spaces. Raises what `probe` raises, or `SpacesDoNotFit` if the algorithm cannot act there (ASYNC005)."""
+        assert self._probing is not None
+        spec = with_policy_options(await self._probing, self.config.policy_options)
+        check_agents(self.algorithm, spec)
+        return spec
 
     async def _serve_page(self, stack: contextlib.AsyncExitStack) -> None:
         """Serve the live page, unless `http` is off, until `stack` closes it; its address is in `http.json`."""
@@ -428,9 +433,7 @@ class Run:
         cancelled, checked = threading.Event(), threading.Event()
 
         async def check() -> EnvSpec:
-            assert self._probing is not None
-            spec = with_policy_options(await self._probing, self.config.policy_options)
-            check_agents(algorithm, spec)
+            spec = await self._probed()
             for _, level in self.source.levels:
                 require_same_spaces(spec, await probe(self._server, level, self.config.ready_timeout_seconds))
             checked.set()

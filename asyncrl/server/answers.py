@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,8 +11,18 @@ import msgspec
 from asyncrl.server.pages import FOLDER_PAGE, load_page
 from asyncrl.show.aggregates import REFERENCE_SCORES, Array, Estimate
 from asyncrl.show.comparison import GroupResult, over_environments, results
-from asyncrl.show.curves import RETURNS, TRAINING, Axis, Reader, curves, default_metric, read_one
-from asyncrl.show.kept_run import EVALUATION, KeptRun, is_logged
+from asyncrl.show.curves import (
+    NO_SERIES,
+    RETURNS,
+    TRAINING,
+    Axis,
+    Reader,
+    Series,
+    curves,
+    default_metric,
+    read_series,
+)
+from asyncrl.show.kept_run import EVALUATION, KeptRun
 from asyncrl.show.run_groups import RunGroup, differing_options
 
 METRICS = {
@@ -29,10 +40,21 @@ DIGITS = 6
 """Significant digits of a curve's numbers."""
 DATA = '<script type="application/json" id="data"></script>'
 """Place in the page of the data of a file."""
+AllSeries = Callable[[KeptRun], Mapping[str, Series]]
+"""Gives all series of a run that the page may draw, as `drawn_series` does."""
+
+
+def drawn_series(run: KeptRun) -> dict[str, Series]:
+    """Series of `METRICS` and of the numbers that the user has logged, from one reading of the run's file."""
+    return read_series(run, list(METRICS), logged=True)
+
+
+def _reader(series: AllSeries) -> Reader:
+    return lambda run, metric: series(run).get(metric, NO_SERIES)
 
 
 def runs_answer(
-    folder: str, groups: Sequence[RunGroup], names: Mapping[KeptRun, str], read: Reader = read_one
+    folder: str, groups: Sequence[RunGroup], names: Mapping[KeptRun, str], series: AllSeries
 ) -> dict[str, Any]:
     """Every run with its facts, every group with its results, and the options in which the runs differ.
 
@@ -40,11 +62,11 @@ def runs_answer(
         folder: where they lie.
         groups: of all runs.
         names: name of every run, in the order of the list.
-        read: see `curves`.
+        series: gives the series of a run.
     """
     runs = list(names)
     metric = default_metric(runs)
-    found = {result.group.id: result for result in results(groups, metric, read=read)}
+    found = {result.group.id: result for result in results(groups, metric, read=_reader(series))}
     group_of = {run: group.id for group in groups for run in group.runs}
     return {
         "folder": folder,
@@ -95,14 +117,15 @@ def comparison_answer(
     line: str,
     *,
     each: bool = False,
-    read: Reader = read_one,
-    logged: Sequence[str] = (),
+    series: AllSeries,
 ) -> dict[str, Any]:
     """Curves of every metric, in groups' units; settings over the environments whose scale is known.
 
-    The first `MOST_LOGGED` of the names `logged`, of numbers that the user has logged, are further metrics.
+    The first `MOST_LOGGED` numbers that the user has logged are further metrics.
     """
-    titles = METRICS | {name: name for name in logged[:MOST_LOGGED]}
+    names = dict.fromkeys(name for group in groups for run in group.runs for name in series(run))
+    logged = [name for name in names if name not in METRICS][:MOST_LOGGED]
+    titles, read = METRICS | {name: name for name in logged}, _reader(series)
     scales = {group.env: REFERENCE_SCORES[group.env] for group in groups if group.env in REFERENCE_SCORES}
     metric = default_metric([run for group in groups for run in group.runs])
     known = [group for group in groups if group.env in scales]
@@ -129,15 +152,18 @@ def comparison_answer(
 
 
 def static_page(
-    folder: str, groups: Sequence[RunGroup], names: Mapping[KeptRun, str], read: Reader = read_one
+    folder: str,
+    groups: Sequence[RunGroup],
+    names: Mapping[KeptRun, str],
+    series: AllSeries | None = None,
 ) -> bytes:
     """The page with its data in one file, which asks nothing of any server; its policy allows only its own code."""
     page, policy = load_page(FOLDER_PAGE)
-    data: dict[str, Any] = {"runs": runs_answer(folder, groups, names, read)}
-    logged = list(dict.fromkeys(name for run in names for name in run.last_values() if is_logged(name)))
+    series = series or functools.cache(drawn_series)
+    data: dict[str, Any] = {"runs": runs_answer(folder, groups, names, series)}
     for axis in ("steps", "seconds"):
         for line in ("mean", "iqm"):
-            data[f"{axis} {line}"] = comparison_answer(groups, axis, line, read=read, logged=logged)
+            data[f"{axis} {line}"] = comparison_answer(groups, axis, line, series=series)
     # "<" would end the element; a data block is not run, so the policy needs no hash of it.
     text = to_json(data).replace(b"<", b"\\u003c").decode()
     allowed = policy.replace("connect-src 'self'", "connect-src 'none'").partition("; frame-ancestors")[0]

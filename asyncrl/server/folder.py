@@ -32,10 +32,10 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from asyncrl.server.answers import METRICS, comparison_answer, runs_answer, static_page, to_json
+from asyncrl.server.answers import comparison_answer, drawn_series, runs_answer, static_page, to_json
 from asyncrl.server.http_server import HttpServer
 from asyncrl.server.pages import FOLDER_PAGE, page_response
-from asyncrl.show.curves import LINES, NO_SERIES, Axis, Series, read_series
+from asyncrl.show.curves import LINES, Axis, Series
 from asyncrl.show.kept_run import LABELS, LOCK, KeptRun, find_runs, is_run, read_text
 from asyncrl.show.run_groups import RunGroup, group_runs
 from asyncrl.storage.atomic_file import write_atomically
@@ -102,7 +102,10 @@ class FolderServer(HttpServer):
             raise web.HTTPBadRequest(text=f"line must be one of {', '.join(LINES)}, got {line!r}")
         each = request.query.get("each") == "1"
 
-        return _json(await self._off_loop(lambda: self._compare(ids, axis, line, each)))
+        def answer() -> dict[str, Any]:
+            return comparison_answer(self._chosen(ids), axis, line, each=each, series=self._all_series)
+
+        return _json(await self._off_loop(answer))
 
     async def _export(self, request: web.Request) -> web.Response:
         ids = request.query.getall("group", [])[:MOST_GROUPS]
@@ -110,7 +113,7 @@ class FolderServer(HttpServer):
         def page() -> bytes:
             groups = self._chosen(ids)
             names = {run: self._name(run) for group in groups for run in group.runs}
-            return static_page(str(self._folder), group_runs(list(names)), names, self._read)
+            return static_page(str(self._folder), group_runs(list(names)), names, self._all_series)
 
         headers = {"Content-Disposition": 'attachment; filename="comparison.html"'}
         return web.Response(body=await self._off_loop(page), content_type="text/html", headers=headers)
@@ -167,7 +170,7 @@ class FolderServer(HttpServer):
             groups = group_runs(runs)
             self._groups = {group.id: group for group in groups}
             names = {run: name for name, (_, run) in self._known.items()}
-            self._listed = runs, runs_answer(str(self._folder), groups, names, self._read)
+            self._listed = runs, runs_answer(str(self._folder), groups, names, self._all_series)
         return self._listed[1]
 
     def _name(self, run: KeptRun) -> str:
@@ -201,20 +204,8 @@ class FolderServer(HttpServer):
     def _all_series(self, run: KeptRun) -> dict[str, Series]:
         kept = self._series.get(run.path)
         if kept is None or kept[0] is not run:
-            kept = self._series[run.path] = (run, read_series(run, list(METRICS), logged=True))
+            kept = self._series[run.path] = (run, drawn_series(run))
         return kept[1]
-
-    def _read(self, run: KeptRun, metric: str) -> Series:
-        return self._all_series(run).get(metric, NO_SERIES)
-
-    def _compare(self, ids: list[str], axis: Axis, line: str, each: bool) -> dict[str, Any]:
-        """Answer of `/comparison`."""
-        groups = self._chosen(ids)
-        names = dict.fromkeys(
-            name for group in groups for run in group.runs for name in self._all_series(run)
-        )
-        logged = [name for name in names if name not in METRICS]
-        return comparison_answer(groups, axis, line, each=each, read=self._read, logged=logged)
 
     def _own_directory(self, name: str) -> Path:
         """Directory of a run that a command may write to, looked at again: below the folder, without a link."""
