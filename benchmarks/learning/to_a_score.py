@@ -110,7 +110,8 @@ def main() -> None:
     parser.add_argument("env")
     parser.add_argument("algo")
     parser.add_argument("score", type=float)
-    parser.add_argument("--seeds", type=int, default=5, help=f"seeds {FIRST_SEED}, {FIRST_SEED + 1}, ...")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help="first of the consecutive seeds")
     parser.add_argument("--steps", type=int, help="environment steps at most")
     parser.add_argument("--to-the-end", action="store_true", help="go on to --steps behind the score")
     parser.add_argument("--label", help="appended to the name of the result file, for options behind --")
@@ -124,7 +125,8 @@ def main() -> None:
     runs, report = earlier_runs(name) if parsed.add else [], Report(name)
     options = [] if parsed.steps is None else ["--steps", str(parsed.steps)]
     options += [] if parsed.to_the_end else ["--target-return", str(parsed.score)]
-    for seed in sorted({*range(FIRST_SEED, FIRST_SEED + parsed.seeds)} - {run.seed for run in runs}):
+    seeds = range(parsed.first_seed, parsed.first_seed + parsed.seeds)
+    for seed in sorted({*seeds} - {run.seed for run in runs}):
         runs.append(Run.of(*finished_run(parsed.env, parsed.algo, seed, [*options, *behind]), parsed.score))
         add_runs(report, runs)
         report.write()
