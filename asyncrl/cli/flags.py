@@ -22,6 +22,8 @@ from asyncrl.options import Option, describe, near_miss, option_help, parse_coun
 
 R = TypeVar("R")
 
+SWITCH_VALUES = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
+"""Values that may follow a switch, in any case of letters."""
 UNLISTED = (
     "agent_id",
     "pad_spaces",
@@ -100,12 +102,29 @@ class Parser(argparse.ArgumentParser):
                 break
             if name.startswith("--") and name not in self._option_string_actions:
                 self.unknown_flag(name)
-        parsed, rest = self.parse_known_args(arguments)
+        parsed, rest = self.parse_known_args(self._without_switch_values(arguments))
         if rest and rest[0].startswith("-"):
             self.error(f"unknown option {rest[0]}; options have long names, of two dashes")
         if rest:
             self.error(f"unexpected argument {rest[0]!r}")
         return parsed
+
+    def _without_switch_values(self, arguments: Sequence[str]) -> list[str]:
+        """Write `--flag=yes`, `--flag yes` and the like of a switch as `--flag` or `--no-flag`."""
+        words, rest = list[str](), list(arguments)
+        while rest and rest[0] != "--":
+            word = rest.pop(0)
+            name, given, value = word.partition("=")
+            switch = isinstance(self._option_string_actions.get(name), argparse.BooleanOptionalAction)
+            if switch and not given and rest and rest[0].lower() in SWITCH_VALUES:
+                given, value = "=", rest.pop(0)
+            if not (switch and given):
+                words.append(word)
+            elif value.lower() not in SWITCH_VALUES or name.startswith("--no-"):
+                self.error(f"argument {name}: must be given alone, or with yes or no, got {value!r}")
+            else:
+                words.append(name if SWITCH_VALUES[value.lower()] else name.replace("--", "--no-", 1))
+        return words + rest
 
     def unknown_flag(self, name: str) -> NoReturn:
         """Report an unknown flag and exit with code 2."""

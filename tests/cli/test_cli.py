@@ -165,6 +165,27 @@ def test_every_kind_of_flag() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "double", "dueling"),
+    [
+        ("--dqn.double false --dqn.dueling True", False, True),
+        ("--dqn.double=no --dqn.dueling=on", False, True),
+        ("--dqn.double --dqn.dueling off", True, False),
+        ("--no-dqn.double --dqn.dueling=YES", False, True),
+    ],
+)
+def test_a_switch_takes_yes_or_no(given: str, double: bool, dueling: bool) -> None:
+    _, algorithm = parse_train(["--algo", "dqn", *given.split(), "Unknown-v0"])
+    assert algorithm == DQN(double=double, dueling=dueling)
+
+
+@pytest.mark.parametrize("given", ["--dqn.double=maybe", "--no-dqn.double=yes", "--no-dqn.double no"])
+def test_a_switch_takes_nothing_else(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = usage_error(capsys, "train", "Unknown-v0", "--algo", "dqn", *given.split())
+    flag, value = given.replace("=", " ").split()
+    assert f"argument {flag}: must be given alone, or with yes or no, got '{value}'" in " ".join(text.split())
+
+
 def test_a_port_is_a_number() -> None:
     config, _ = parse_train(
         ["Unknown-v0", "--algo=dqn", "--http=8080", "--num-actors=3", "--total-steps=1e6"]
