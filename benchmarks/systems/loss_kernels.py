@@ -21,6 +21,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import torch
 
 import asyncrl
 from asyncrl.algorithms import maximum_entropy_update as entropy
@@ -136,6 +137,16 @@ def _minibatches_without_kernel() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _draw_by_formula(draw: Callable[..., Any]) -> Iterator[None]:
+    """Updates of SAC made meanwhile draw by the formula, without inference mode."""
+    with (
+        mock.patch.object(entropy, "DrawKernel", lambda *_: draw),
+        mock.patch.object(torch, "inference_mode", torch.no_grad),
+    ):
+        yield
+
+
 def ways(name: str) -> dict[str, Callable[[], int]]:
     """The update of one row of `ROWS` by each way to compute its losses."""
     algorithm, options, shape, size = ROWS[name]
@@ -166,9 +177,10 @@ def ways(name: str) -> dict[str, Callable[[], int]]:
     if algorithm == "SAC":
         draw = partial(vector_jacobian_product, entropy.squashed_draw)
         losses_only = make()
-        losses_only._gradient_mode = plain._gradient_mode
-        context = partial(mock.patch.object, entropy, "DrawKernel", lambda *_: draw)
-        found["formula of the draw"] = measured_later(losses_only, context)
+        found["formula of the draw"] = measured_later(losses_only, partial(_draw_by_formula, draw))
+        losses_only.kernels = (
+            False  # those of the losses are made; autograd cannot use tensors of inference mode
+        )
     return found
 
 
