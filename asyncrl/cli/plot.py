@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import os
 import re
 import shutil
@@ -27,6 +28,8 @@ KNOWN_SCALES = "random,reference"
 STUDY = "study.db"
 """File in the directory of a search, which is shown as its trials."""
 SCREEN_LINES = 23
+CHOICES = ("x", "metric", "line", "each", "normalise")
+"""Flags that say what a plot shows."""
 
 
 def make_parser() -> Parser:
@@ -62,13 +65,15 @@ def run(options: argparse.Namespace) -> None:
     from asyncrl.show.curves import curves, default_metric
 
     if len(options.RUN) == 1 and (search := Path(options.RUN[0]).expanduser() / STUDY).is_file():
+        _refuse_choices(options, "the directory of a search, whose trials are plotted")
         return _plot_trials(search.parent, options.out)
     runs: dict[Path, KeptRun] = {}
     for path in options.RUN:
         found = find_runs(Path(path).expanduser()) or [existing_run(path)]
         runs |= {run.path.resolve(): run for run in found}  # a run that is named twice counts once
     groups = group_runs(list(runs.values()))
-    if options.out and options.out.endswith(".html"):
+    if options.out and options.out.lower().endswith(".html"):
+        _refuse_choices(options, "an .html page, whose reader chooses what it shows")
         return _write_page(Path(options.out).expanduser(), groups)
     metric = options.metric or default_metric(list(runs.values()))
     scales = _scales(options.normalise, groups)
@@ -86,6 +91,14 @@ def run(options: argparse.Namespace) -> None:
         print(file)
     else:
         print(_in_the_terminal(lines, ends, settings, name, options))
+
+
+def _refuse_choices(options: argparse.Namespace, what: str) -> None:
+    """Exit with code 2 if a flag was given that says what a plot shows: `what` does not take it."""
+    parser = make_parser()
+    for name in CHOICES:
+        if getattr(options, name) != parser.get_default(name):
+            parser.error(f"argument --{name}: does not go with {what}")
 
 
 def _no_metric(metric: str, runs: Sequence[KeptRun]) -> ConfigurationError:
@@ -178,12 +191,12 @@ def _scales(given: Sequence[str] | None, groups: Sequence[RunGroup]) -> dict[str
 def _own_scale(text: str) -> tuple[str, tuple[float, float]]:
     found = re.fullmatch(r"(.+)=([^=,]+),([^=,]+)", text)
     try:
-        if found and float(found[2]) != float(found[3]):
+        if found and 0 < abs(float(found[2]) - float(found[3])) < math.inf:
             return found[1], (float(found[2]), float(found[3]))
     except ValueError:
         pass
     raise ConfigurationError(
-        f"--normalise must be {KNOWN_SCALES} or ENV=LOW,HIGH with two different numbers, got {text!r}",
+        f"--normalise must be {KNOWN_SCALES} or ENV=LOW,HIGH with two different finite numbers, got {text!r}",
         fix="for example --normalise CartPole-v1=20,500",
     )
 

@@ -113,7 +113,7 @@ def _save(figure: Any, path: Path) -> None:
         raise ConfigurationError(
             f"the picture cannot be written: {error}",
             facts={"file": path},
-            fix="give a file that ends in .png, .svg, .pdf or .html",
+            fix="give a file that ends in .png, .svg or .pdf",
         ) from error
     with error_of_file("the picture", path):
         write_atomically(path, [drawn.getvalue()])

@@ -10,6 +10,8 @@ from asyncrl.show.curves import Curve
 
 MARKS = "*o+x#@%&"
 BAND = "."
+LEAST_DIGITS, MOST_DIGITS = 4, 17
+"""Significant digits of an axis's labels; with a unit (k, M) one less."""
 
 
 def text_plot(curves: Sequence[Curve], title: str, x_label: str, *, width: int = 78, height: int = 20) -> str:
@@ -95,7 +97,10 @@ def _draw_line(grid: list[list[str]], values: np.ndarray, low: float, high: floa
 
 
 def _labels(low: float, high: float) -> list[str]:
-    return [_number(value) for value in np.linspace(high, low, 5)]
+    """Five numbers from the top down, with as many digits as tell them apart."""
+    values = np.linspace(high, low, 5)
+    texts = ([_number(value, digits) for value in values] for digits in range(LEAST_DIGITS, MOST_DIGITS))
+    return next((own for own in texts if len(set(own)) == len(own)), [_number(value) for value in values])
 
 
 def _margin(labels: Sequence[str]) -> int:
@@ -124,24 +129,23 @@ def _draw(grid: list[list[str]], curve: Curve, mark: str, at: np.ndarray, low: f
     def row_of(value: float) -> int:
         return round((high - value) / (high - low) * (rows - 1))
 
-    for column, x in enumerate(at):
-        if not curve.x[0] <= x <= curve.x[-1]:
-            continue
+    # From the column nearest to the first point to that nearest to the last: one at least, however short the curve is.
+    first, last = (int(np.abs(at - x).argmin()) for x in (curve.x[0], curve.x[-1]))
+    for column in range(first, last + 1):
+        x = at[column]
         mean, below, above = (float(np.interp(x, curve.x, y)) for y in (curve.line, curve.low, curve.high))
         for row in range(row_of(above), row_of(below) + 1):
             if grid[row][column] == " ":
                 grid[row][column] = BAND
         grid[row_of(mean)][column] = mark
-    if len(curve.x) == 1:
-        grid[row_of(float(curve.line[0]))][0] = mark
 
 
-def _number(value: float) -> str:
+def _number(value: float, digits: int = LEAST_DIGITS) -> str:
     if abs(value) >= 1_000_000:
-        return f"{value / 1_000_000:.3g}M"
+        return f"{value / 1_000_000:.{digits - 1}g}M"
     if abs(value) >= 10_000:
-        return f"{value / 1000:.3g}k"
-    return f"{value:.4g}"
+        return f"{value / 1000:.{digits - 1}g}k"
+    return f"{value:.{digits}g}"
 
 
 def _overlaid(ends: str, middle: str) -> str:

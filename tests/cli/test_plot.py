@@ -113,11 +113,30 @@ def test_normalised_scores_over_environments(folder: Path, capsys: pytest.Captur
     ]  # of 0.4, 0.7, 0.75
     assert row[5] == "0.650", "mean of 0.55 and 0.75"
     assert main(["plot", str(folder), "--normalise", "CartPole-v1=5,5"]) == 1
-    assert "two different numbers" in capsys.readouterr().err
+    assert "two different finite numbers" in capsys.readouterr().err
+    for scale in ("nan,500", "0,inf", "-inf,inf"):
+        assert main(["plot", str(folder), "--normalise", f"CartPole-v1={scale}"]) == 1
+        assert "two different finite numbers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--metric", "train/loss"], ["--x", "seconds"], ["--line", "iqm"], ["--each"], ["--normalise", "a=0,1"]],
+)
+def test_a_page_and_a_search_refuse_what_they_would_ignore(
+    folder: Path, tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for more in (["--out", str(folder / "page.html")], []):
+        with pytest.raises(SystemExit) as exited:
+            main(["plot", str(folder), *flags, *more])
+        assert exited.value.code == 2
+        assert f"argument {flags[0]}: does not go with" in capsys.readouterr().err
+        (folder / "study.db").write_text("a search")  # of the second turn
+    assert not (folder / "page.html").exists()
 
 
 def test_as_a_page_in_one_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = folder / "comparison.html"
+    out = folder / "comparison.HTML"
     assert main(["plot", str(folder), "--out", str(out)]) == 0
     assert capsys.readouterr().out == f"{out}\n"
     page = out.read_text()
@@ -131,6 +150,32 @@ def test_a_rising_line_rises(folder: Path) -> None:
     rows = [line.partition("|")[2] for line in text_plot([curve], "t", "steps").splitlines() if "|" in line]
     assert rows[0].rstrip().endswith("*") and rows[-1].startswith("*")
     assert len(rows[0].rstrip()) > len(rows[len(rows) // 2].rstrip()) > len(rows[-1].rstrip())
+
+
+def test_a_short_curve_is_drawn_in_its_place() -> None:
+    def curve(x: list[float], y: list[float]) -> Curve:
+        at, line = np.array(x), np.array(y)
+        return Curve("env", "", "", at, line, line, line, np.ones_like(line))
+
+    long = curve([0.0, 1000.0], [0.0, 10.0])
+    rows = text_plot(
+        [curve([750.0], [2.0]), curve([400.0, 401.0], [9.0, 9.0]), long], "t", "steps"
+    ).splitlines()
+    plot = [line.partition("|")[2].ljust(72) for line in rows if "|" in line]
+    for mark, share in (("*", 0.75), ("o", 0.4)):
+        (found,) = [row.index(mark) for row in plot if mark in row]
+        assert abs(found - share * 71) <= 1, "one mark at its step"
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(12_300.0, 12_340.0), (1.0, 1.0001), (4_000_000.0, 4_000_400.0), (0.0, 500.0)]
+)
+def test_labels_of_an_axis_differ(low: float, high: float) -> None:
+    x, y = np.array([0.0, 1.0]), np.array([low, high])
+    text = text_plot([Curve("env", "", "", x, y, y, y, np.ones(2))], "t", "steps")
+    labels = [line.partition("|")[0].strip() for line in text.splitlines() if "|" in line]
+    shown = [label for label in labels if label]
+    assert len(set(shown)) == len(shown) == 5
 
 
 def test_a_single_point_and_a_flat_line_are_drawn(tmp_path: Path) -> None:
