@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -91,6 +92,9 @@ class Parser(argparse.ArgumentParser):
         defaults: dict[str, Any] = {"prog": f"asyncrl {usage.split()[0]}", "formatter_class": Help}
         options = defaults | options | {"usage": f"asyncrl {usage}", "description": description}
         super().__init__(allow_abbrev=False, **options)
+        self._negative_number_matcher = re.compile(
+            r"-\.?\d"
+        )  # values too: -1e3, -200k; argparse knows -1 and -0.5
         self._answer = answer
 
     def parse_exactly(self, arguments: Sequence[str]) -> argparse.Namespace:

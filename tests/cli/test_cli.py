@@ -186,6 +186,15 @@ def test_a_switch_takes_nothing_else(given: str, capsys: pytest.CaptureFixture[s
     assert f"argument {flag}: must be given alone, or with yes or no, got '{value}'" in " ".join(text.split())
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("-100", -100.0), ("-0.5", -0.5), ("-1e3", -1000.0), ("-.5e2", -50.0), ("-1_000", -1000.0)],
+)
+def test_a_negative_number_is_a_value_in_any_form(text: str, value: float) -> None:
+    config, _ = parse_train(["Unknown-v0", "--algo", "dqn", "--target-return", text])
+    assert config.target_return == value
+
+
 def test_a_port_is_a_number() -> None:
     config, _ = parse_train(
         ["Unknown-v0", "--algo=dqn", "--http=8080", "--num-actors=3", "--total-steps=1e6"]
