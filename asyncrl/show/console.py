@@ -247,7 +247,10 @@ class RunConsole(StreamView[Snapshot]):
 
 def _take_terminal(stream: TextIO | None) -> bool:
     """Take the screen for a view if `stream` is a terminal, this process may draw on it, and no view has it."""
-    if stream is None:
+    try:
+        if stream is None or not stream.isatty():  # to rich a pipe is a terminal, too, with FORCE_COLOR
+            return False
+    except ValueError:  # it is closed
         return False
     console = Console(file=stream)
     if not console.is_terminal or console.is_dumb_terminal or _is_child():

@@ -49,7 +49,7 @@ class LiveCard:
         except ImportError:
             raise ImportError("the live card needs IPython: pip install 'asyncrl[notebook]'") from None
         self._handle: Any = None
-        self._returns: list[float] = []
+        self._returns: list[tuple[float, float]] = []
         self._shown_at = -float("inf")
 
     def follow(self, snapshot: Snapshot) -> None:
@@ -61,7 +61,7 @@ class LiveCard:
         """Create or redraw the card."""
         self._shown_at = time.monotonic()
         if snapshot.return_mean is not None:
-            self._returns.append(snapshot.return_mean)
+            self._returns.append((snapshot.wall_seconds, snapshot.return_mean))
             if len(self._returns) > HISTORY_POINTS:  # thinned, so that the curve still covers the whole run
                 del self._returns[1::2]
         words = readout(snapshot)
@@ -76,12 +76,12 @@ class LiveCard:
             self._handle.update(bundle, raw=True)
 
 
-def card_html(snapshot: Snapshot, returns: Sequence[float] = ()) -> str:
+def card_html(snapshot: Snapshot, returns: Sequence[tuple[float, float]] = ()) -> str:
     """The card as HTML: inline styles, no script, no external resources, every text escaped.
 
     Args:
         snapshot: the run.
-        returns: recent mean returns, oldest first, for the small curve; fewer than two draw none.
+        returns: seconds since the run began, rising, and mean return then, for the small curve.
     """
     words = readout(snapshot)
     colour = STATE_COLOURS.get(snapshot.state, MUTED)
@@ -127,16 +127,17 @@ def _group(name: str, fields: tuple[Field, ...]) -> str:
     return f'<div style="min-width:190px;flex:1"><b>{name}</b>{rows}</div>'
 
 
-def _curve(returns: Sequence[float]) -> str:
-    """Returns so far as a small inline SVG line, `width` 720 by `height` 56."""
-    points = [value for value in returns if abs(value) < float("inf")]
-    if len(points) < 2:
+def _curve(returns: Sequence[tuple[float, float]]) -> str:
+    """Returns so far as a small inline SVG line, `width` 720 by `height` 56; "" at fewer than two moments."""
+    points = [point for point in returns if abs(point[1]) < float("inf")]
+    if not points or points[-1][0] <= points[0][0]:
         return ""
-    low, high = min(points), max(points)
+    begin, seconds = points[0][0], points[-1][0] - points[0][0]
+    values = [value for _, value in points]
+    low, high = min(values), max(values)
     span = (high - low) or 1.0
     path = " ".join(
-        f"{i * 720 / (len(points) - 1):.1f},{52 - (value - low) / span * 48:.1f}"
-        for i, value in enumerate(points)
+        f"{(at - begin) / seconds * 720:.1f},{52 - (value - low) / span * 48:.1f}" for at, value in points
     )
     return (
         f'<div style="flex-basis:100%"><span style="color:{MUTED}">return over time, '

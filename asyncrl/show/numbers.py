@@ -15,7 +15,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def of_return(value: float | None, like: float | None = None) -> str:
-    """Format a return: four digits as a rule, one decimal from 10 to 10,000, None as "-".
+    """Format a return: four digits as a rule, one decimal from 10 to 10,000, three digits below 0.01, None as "-".
 
     Args:
         value: the return, or a deviation or bound of returns.
@@ -24,6 +24,8 @@ def of_return(value: float | None, like: float | None = None) -> str:
     if value is None:
         return NONE
     size = abs(value if like is None else like)
+    if 0 < size < 0.01:
+        return f"{value:.3g}"
     decimals = 0 if size >= 10_000 else 1 if size >= 10 or size == 0 else 2 if size >= 1 else 3
     return f"{value:,.{decimals}f}" if size >= 10_000 else f"{value:.{decimals}f}"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from asyncrl.interfaces import Metrics
 from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import RUN_METRICS, Snapshot
 from asyncrl.show.numbers import NONE, duration, number, plain
@@ -17,10 +18,8 @@ from asyncrl.show.progress import progress, progress_short, progress_text, state
 LINE_LENGTH = 119
 """Maximum length of a line for pipes and log files."""
 
-_SPEED = (
-    *("time/fps", "async/receipt_per_second", "async/consumption_per_second"),
-    *("updates_per_second", "async/learner_wait_fraction", "async/actor_wait_fraction"),
-)
+_RATES = ("time/fps", "async/receipt_per_second", "async/consumption_per_second", "updates_per_second")
+_WAITS = ("async/learner_wait_fraction", "async/actor_wait_fraction")
 _SHOWN = {metric.name: metric for metric in RUN_METRICS if metric.label}
 
 
@@ -44,7 +43,8 @@ class Readout:
         progress_short: the same in a few words.
         elapsed: time so far.
         counts: steps, episodes and time so far.
-        speed: rates of production (environment steps), receipt, consumption (samples) and updates; wait fractions.
+        speed: rates of production (environment steps), receipt, consumption (samples) and updates; wait fractions
+            until training has ended.
         learning: returns, loss, updates, and epsilon if the algorithm has one.
         pace: policy lag, staleness, samples per insert, and the rating in self-play.
         fusion: number of learner groups, their fusions, staleness or waiting; empty for a run with one group.
@@ -91,12 +91,11 @@ class Readout:
         """Parts of the line after its head, the most important first."""
         values = {field.label: field.value for _, group in self.groups for field in group}
         evaluation = values["evaluation"].partition(" ")[0]
-        waits = f" | learner waits {values['learner waits']}, actors {values['actors wait']}"
         return [
             f" | return {values['return/100']}, evaluation {evaluation}",
             *self._rates(values),
             *(f" | {field.label} {field.value}" for field in self.logged),
-            *([] if self.ended else [waits]),
+            *([] if self.ended else [_waits(values)]),
             f" | acting {values['acting'].partition(' (')[0]}",
             f" | loss {values['loss']}",
             f" | staleness {values['staleness'].replace(' updates', '').replace(' update', '')}",
@@ -125,13 +124,10 @@ def readout(snapshot: Snapshot) -> Readout:
     elapsed = duration(snapshot.wall_seconds)
     ended = snapshot.stop_reason is not None
     if ended and snapshot.train_seconds > 0:  # the last interval was that of the final evaluation
-        steps_per_second = snapshot.env_steps / snapshot.train_seconds
-        overall = {
-            "time/fps": steps_per_second,
-            "async/receipt_per_second": steps_per_second,
-            "async/consumption_per_second": steps_per_second * snapshot.samples_per_insert_achieved,
-            "updates_per_second": snapshot.updates / snapshot.train_seconds,
+        counts = {
+            metric.name: snapshot.metrics[metric.of] or 0 for metric in RUN_METRICS if metric.kind == "rate"
         }
+        overall: Metrics = {name: count / snapshot.train_seconds for name, count in counts.items()}
         snapshot = replace(snapshot, metrics=snapshot.metrics | overall)
     return Readout(
         title=plain(f"{snapshot.algo} {snapshot.env} seed {snapshot.seed}"),
@@ -141,7 +137,7 @@ def readout(snapshot: Snapshot) -> Readout:
         progress_short=progress_short(snapshot),
         elapsed=elapsed,
         counts=f"{snapshot.env_steps:,} steps, {snapshot.episodes:,} episodes, {elapsed}",
-        speed=tuple(_field(snapshot, name) for name in _SPEED),
+        speed=tuple(_field(snapshot, name) for name in (_RATES if ended else (*_RATES, *_WAITS))),
         learning=_learning(snapshot),
         pace=_pace(snapshot),
         fusion=_fusion(snapshot.groups),
@@ -150,6 +146,11 @@ def readout(snapshot: Snapshot) -> Readout:
         error=plain((snapshot.error or "").partition("\n")[0]),
         ended=ended,
     )
+
+
+def _waits(values: dict[str, str]) -> str:
+    """Part of the line with who waits."""
+    return f" | learner waits {values['learner waits']}, actors {values['actors wait']}"
 
 
 def _learning(snapshot: Snapshot) -> tuple[Field, ...]:
@@ -179,11 +180,12 @@ def _pace(snapshot: Snapshot) -> tuple[Field, ...]:
     target = NONE if wanted is None else f"{wanted:.2f}"
     # The rating stands here as this group has a cell to spare in 80 columns and 24 lines.
     rating = () if snapshot.elo is None else (f"{snapshot.elo:.0f}, wins {snapshot.win_rate:.0%}",)
+    now = ("consumption_per_production",) if snapshot.stop_reason is None else ()
     return (
         Field("acting", policy_lag(snapshot)),
         Field("staleness", staleness(snapshot)),
         Field("samples/insert", f"{snapshot.samples_per_insert_achieved:.2f}/{target}"),
-        _field(snapshot, "consumption_per_production"),
+        *(_field(snapshot, name) for name in now),
         _field(snapshot, "async/ring_fill"),
         _field(snapshot, "discarded_fraction"),
         Field("discipline", plain(snapshot.discipline or NONE)),

@@ -90,7 +90,11 @@ def _full(
     head.append(Text(words.progress, no_wrap=len(words.progress) <= width))
     foot = _messages(words.error, notice, width)
     more = [*_packed(words.fusion, width)[:1], *_packed(words.logged, width)[:1]]
-    used = len(head) + (len(words.progress) - 1) // width + 1 + lines + len(more) + _height(foot, width)
+    texts = [part for part in head[:-1] if isinstance(part, Text)]
+    used = len(head) - len(texts) + (len(words.progress) - 1) // width + 1 + lines + len(more)
+    used += _height([*texts, *foot], width)
+    if height < used + (2 + min(2, len(snapshot.actors)) if snapshot.actors else 0):  # a very long name
+        return _small(snapshot, width, height, url, notice)
     curve = _curve(snapshot, returns, width, height - used)
     used += len(curve)
     parts = [*head, Text(), groups, *more, *curve]
@@ -148,7 +152,7 @@ def _messages(error: str, notice: str, width: int) -> list[Text]:
 
 def _height(texts: Iterable[Text], width: int) -> int:
     """Upper bound of the lines of wrapped texts; wrapping at words may need one more line."""
-    return sum(len(text) // width + 1 + (len(text) > width) for text in texts)
+    return sum((max(1, len(text)) - 1) // width + 1 + (len(text) > width) for text in texts)
 
 
 def _groups(words: Readout, width: int) -> tuple[RenderableType, int]:

@@ -105,9 +105,12 @@ def test_the_line_of_a_run_that_has_just_begun() -> None:
 def test_the_line_of_a_run_that_has_ended_has_the_rates_of_all_of_it() -> None:
     """Those of the last interval are of the final evaluation, in which actors wait and nothing is learned."""
     last = {"env_steps_per_second": 0.0, "updates_per_second": 0.0, "actor_wait_fraction": 1.0}
-    words = readout(make_snapshot(state="finished", stop_reason="total_steps", updates=2000, **last))
+    counts = {"updates": 2000, "received_steps": 900, "consumed_samples": 3500}
+    words = readout(make_snapshot(state="finished", stop_reason="total_steps", **counts, **last))
     assert " | 100 steps/s, 200 updates/s | acting" in words.line() and "waits" not in words.line()
-    assert {field.label: field.value for field in words.speed}["received/s"] == "100"
+    shown = {field.label: field.value for _, group in words.groups for field in group}
+    assert (shown["received/s"], shown["samples/s"]) == ("90", "350")
+    assert not {"learner waits", "actors wait", "samples/step now"} & set(shown)
 
 
 def test_the_line_of_a_run_that_failed() -> None:
@@ -348,6 +351,20 @@ def test_the_screen_is_whole_at_80_by_24(
         assert "4000" in text and "4001" in text
 
 
+@pytest.mark.parametrize("size", [(80, 24), (100, 30), (120, 40)])
+@pytest.mark.parametrize("env", ["e" * 30, "package.module:Environment" * 3, "e" * 200])
+@pytest.mark.parametrize("actors", [MANY[:2], MANY])
+def test_a_long_name_does_not_make_the_screen_higher_than_its_window(
+    size: tuple[int, int], env: str, actors: tuple[ActorStatistics, ...]
+) -> None:
+    snapshot = make_snapshot(**LARGE, env=env, actors=actors, episodes=1_234_567, wall_seconds=123_456.0)
+    url = f"http://a-long-name.of-a-machine.of.a-cluster.example.org:46581/#token={'t' * 20}"
+    for address in (URL, url):
+        lines = drawn(snapshot, width=size[0], height=size[1], url=address)
+        assert len(lines) <= size[1] and not lines[-1].strip()
+        assert "4,521" in "".join(lines)
+
+
 GROUP_TEXTS = {
     "gradients": ("groups 2 by gradients", "fusions 4,200,000", "waits most group 0, 2h01m"),
     "average": ("groups 8 by average", "fusions 42,000"),
@@ -567,11 +584,13 @@ def test_a_terminal_has_one_screen_and_further_runs_get_lines_that_name_them(
     third.close()
 
 
-@pytest.mark.parametrize("reason", ["no terminal", "dumb", "child"])
+@pytest.mark.parametrize("reason", ["no terminal", "no terminal, in colour", "dumb", "child"])
 def test_elsewhere_lines_go_to_standard_error(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, errors = on_terminal(monkeypatch)
-    if reason == "no terminal":
+    if reason.startswith("no terminal"):
         monkeypatch.setattr(terminal, "isatty", lambda: False)
+        if reason.endswith("colour"):
+            monkeypatch.setenv("FORCE_COLOR", "1")
     elif reason == "dumb":
         monkeypatch.setenv("TERM", "dumb")
     else:

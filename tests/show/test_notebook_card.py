@@ -18,6 +18,9 @@ from waiting import PATIENCE_SECONDS
 import asyncrl
 from asyncrl.show.notebook import HISTORY_POINTS, LiveCard, card_html, live_card
 
+CURVE = [(1.0, 1.0), (2.0, 2.0), (3.0, 5.0)]
+"""Seconds and returns."""
+
 
 class Balance(HTMLParser):
     """Parser that checks that every element is closed in order; collects tags and text."""
@@ -51,7 +54,7 @@ def parse(html: str) -> Balance:
 
 
 def test_the_card_says_what_the_terminal_says() -> None:
-    text = " ".join(parse(card_html(make_snapshot(), [1.0, 2.0, 5.0])).text)
+    text = " ".join(parse(card_html(make_snapshot(), CURVE)).text)
     for part in (
         "dqn CartPole-v1 seed 3",
         "training",
@@ -67,19 +70,18 @@ def test_the_card_says_what_the_terminal_says() -> None:
 
 def test_the_card_is_complete_in_itself_and_runs_nothing() -> None:
     evil = "<script>alert(1)</script>\"'<img src=x onerror=alert(1)>"
-    parsed = parse(card_html(make_snapshot(env=evil, error=evil, state="failed"), [1.0, 2.0]))
+    parsed = parse(card_html(make_snapshot(env=evil, error=evil, state="failed"), CURVE))
     assert set(parsed.tags) <= {"div", "span", "b", "svg", "polyline"}
     assert evil in "".join(parsed.text)
-    assert not re.search(r"https?:|url\(|\son\w+=", card_html(make_snapshot(), [1.0, 2.0]))
+    assert not re.search(r"https?:|url\(|\son\w+=", card_html(make_snapshot(), CURVE))
 
 
 def test_the_curve_spans_its_box_and_leaves_out_what_is_not_finite() -> None:
-    (points,) = re.findall(
-        r'points="([^"]+)"', card_html(make_snapshot(), [5.0, float("nan"), 1.0, float("inf"), 9.0])
-    )
-    assert points == "0.0,28.0 360.0,52.0 720.0,4.0"
-    assert "polyline" not in card_html(make_snapshot(), [5.0])
-    assert "polyline" in card_html(make_snapshot(), [5.0, 5.0])
+    returns = [(10.0, 5.0), (20.0, float("nan")), (30.0, 1.0), (40.0, float("inf")), (90.0, 9.0)]
+    (points,) = re.findall(r'points="([^"]+)"', card_html(make_snapshot(), returns))
+    assert points == "0.0,28.0 180.0,52.0 720.0,4.0", "at their times"
+    assert "polyline" not in card_html(make_snapshot(), [(10.0, 5.0)])
+    assert "polyline" in card_html(make_snapshot(), [(10.0, 5.0), (20.0, 5.0)])
 
 
 def test_a_run_without_a_limit_has_no_bar() -> None:
@@ -112,7 +114,7 @@ def test_one_output_is_redrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "display", display)
     card = LiveCard()
     for i in range(3):
-        card.show(make_snapshot(return_mean=float(i), env_steps=1000 * i))
+        card.show(make_snapshot(return_mean=float(i), env_steps=1000 * i, wall_seconds=10.0 + i))
     assert len(display.shown) == 1 and len(display.updates) == 2
     assert "polyline" in display.updates[-1]["text/html"]
     assert display.updates[-1]["text/plain"].startswith(
@@ -125,9 +127,15 @@ def test_a_long_run_keeps_a_short_curve(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(module, "display", FakeDisplay())
     card = LiveCard()
     for i in range(5 * HISTORY_POINTS):
-        card.show(make_snapshot(return_mean=float(i)))
+        card.show(make_snapshot(return_mean=float(i), wall_seconds=float(i)))
     assert HISTORY_POINTS / 2 <= len(card._returns) <= HISTORY_POINTS
-    assert card._returns[0] == 0.0 and card._returns[-1] == 5 * HISTORY_POINTS - 1
+    assert card._returns[0] == (0.0, 0.0) and card._returns[-1] == (5 * HISTORY_POINTS - 1,) * 2
+    (points,) = re.findall(r'points="([^"]+)"', card_html(make_snapshot(), card._returns))
+    x, y = zip(*(map(float, point.split(",")) for point in points.split()), strict=True)
+    straight = [52 - 48 * at / 720 for at in x]
+    assert max(abs(a - b) for a, b in zip(y, straight, strict=True)) < 0.2, (
+        "what rises evenly is a straight line"
+    )
 
 
 def test_ipython_is_needed_on_use_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ def test_returns_keep_the_digits_that_tell_them_apart() -> None:
     texts = {
         None: "-",
         0.0: "0.0",
+        0.0004: "0.0004",
+        -0.0023456: "-0.00235",
         0.955: "0.955",
         -0.048: "-0.048",
         1.25: "1.25",
@@ -22,6 +24,7 @@ def test_returns_keep_the_digits_that_tell_them_apart() -> None:
 
 def test_a_return_and_its_deviation_have_the_decimals_of_the_larger() -> None:
     assert with_deviation(0.955, 0.0312) == "0.955 +/- 0.031"
+    assert with_deviation(4e-4, 1.25e-5) == "0.0004 +/- 1.25e-05"
     assert with_deviation(500.0, 0.0) == "500.0 +/- 0.0"
     assert with_deviation(0.0, 0.0) == "0.0 +/- 0.0"
     assert with_deviation(-0.05, 15.2) == "-0.1 +/- 15.2"
