@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.envs.observations import kind_of_observations, mask_reader, stored_as
+from asyncrl.envs.observations import kind_of_observations, mask_reader, space_class, stored_as
 from asyncrl.errors import (
     TRACEBACK_LIMIT,
     AsyncRLError,
@@ -199,8 +199,7 @@ def autoreset_mode(name: str, env: Any) -> str:
 
 
 def _observation_storage(name: str, space: Any, in_vector: bool) -> tuple[tuple[int, ...], str]:
-    kind = type(space).__name__
-    if kind not in ("Box", "MultiBinary"):
+    if space_class(space) not in ("Box", "MultiBinary"):
         raise _no_array(name, space, in_vector)
     dtype = np.dtype(space.dtype)
     if 0 in space.shape:
@@ -221,13 +220,13 @@ def _no_array(name: str, space: Any, in_vector: bool) -> SpacesDoNotFit:
             "give a single environment, of which an actor steps several (envs_per_actor), or flatten the vector's "
             "observations: gymnasium.wrappers.vector.FlattenObservation"
         )
-    elif type(space).__name__ == "OneOf":
+    elif space_class(space) == "OneOf":
         fix = "flatten it, in a factory: lambda: gymnasium.wrappers.FlattenObservation(gymnasium.make(...))"
     elif parts := _parts(space):
         odd = [f"{key!r} is {type(part).__name__}" for key, part in parts if not _is_taken(part)]
         is_what += ", and its part " + ", ".join(odd) if odd else " without a part that is an array"
         fix = "leave that part out or turn it into a Box: wrap the environment in a gymnasium.ObservationWrapper"
-    elif is_what in ("Dict", "Tuple"):
+    elif space_class(space) in ("Dict", "Tuple"):
         is_what += " without parts"
         fix = "give the policy something to see, such as a constant: a Box of shape (1,)"
     return SpacesDoNotFit(
@@ -238,19 +237,19 @@ def _no_array(name: str, space: Any, in_vector: bool) -> SpacesDoNotFit:
 
 
 def _is_taken(part: Any) -> bool:
-    return type(part).__name__ in _STORED or np.dtype(getattr(part, "dtype", None)).kind == "U"
+    return space_class(part) in _STORED or np.dtype(getattr(part, "dtype", None)).kind == "U"
 
 
 def _parts(space: Any, path: str = "") -> list[tuple[str, Any]]:
     """Return the innermost parts of a Dict or Tuple space with their paths, `robot.name`; [] for other spaces."""
-    if type(space).__name__ not in ("Dict", "Tuple"):
+    if space_class(space) not in ("Dict", "Tuple"):
         return [(path.removeprefix("."), space)] if path else []
-    inner = space.spaces.items() if type(space).__name__ == "Dict" else enumerate(space.spaces)
+    inner = space.spaces.items() if space_class(space) == "Dict" else enumerate(space.spaces)
     return [found for key, part in inner for found in _parts(part, f"{path}.{key}")]
 
 
 def _action_spec(name: str, space: Any) -> ActionSpec:
-    kind = type(space).__name__
+    kind = space_class(space)
     if kind == "Discrete":
         return DiscreteAction(int(space.n), int(space.start), _taken_dtype(space, DiscreteAction.dtype))
     if kind in ("MultiDiscrete", "MultiBinary"):
@@ -266,7 +265,7 @@ def _action_spec(name: str, space: Any) -> ActionSpec:
         low, high = (tuple(float(x) for x in np.ravel(bound)) for bound in (space.low, space.high))
         return BoxAction(low, high, tuple(int(n) for n in space.shape), _taken_dtype(space, BoxAction.dtype))
     raise SpacesDoNotFit(
-        f"The action space of {name} must be Discrete, MultiDiscrete, MultiBinary or Box, got {kind}.",
+        f"The action space of {name} must be Discrete, MultiDiscrete, MultiBinary or Box, got {type(space).__name__}.",
         facts={"action space": space},
         fix="wrap it in a gymnasium.ActionWrapper whose action space is one of these",
     )
@@ -316,7 +315,7 @@ def random_action(env: Any, spec: EnvSpec, obs: Any) -> Any:
     space, read = env.action_space, mask_reader(spec)
     if _has_single_spaces(env):
         return np.stack([env.single_action_space.sample() for _ in range(env.num_envs)])
-    if read is None or type(space).__name__ == "MultiBinary":
+    if read is None or space_class(space) == "MultiBinary":
         return [space.sample() for _ in spec.agents] if spec.agents else space.sample()
     masks = read(np.asarray(obs).reshape(-1, *spec.observation_shape)).astype(np.int8)
     if isinstance(spec.action, MultiDiscreteAction):

@@ -20,6 +20,8 @@ from asyncrl.interfaces import (
     ObservationKind,
 )
 
+SPACES = ("Box", "Discrete", "MultiBinary", "MultiDiscrete", "Dict", "Tuple", "OneOf")
+"""Classes of gymnasium's spaces that are told apart here, by name, as gymnasium is not imported."""
 SMALLEST_IMAGE = 8
 """Smallest side of an image; arrays of bytes with a shorter side are not images."""
 SMALLEST_GRID = 5
@@ -30,6 +32,11 @@ SMALLEST_PICTURE = 28
 Nothing but the size tells them apart, as MiniGrid declares 0 to 255 for its cells of 0 to 10. Its largest grids have 25
 cells a side; the smallest images in use, those of MNIST, 28 pixels.
 """
+
+
+def space_class(space: Any) -> str:
+    """Name of the class of `SPACES` that a space is of or derives from, or of its own class."""
+    return next((c.__name__ for c in type(space).__mro__ if c.__name__ in SPACES), type(space).__name__)
 
 
 def kind_of(space: Any) -> ObservationKind:
@@ -69,7 +76,7 @@ def _holds_images(space: Any, shape: tuple[int, ...]) -> bool:
 
 def _all_bytes(space: Any) -> bool:
     """Whether a space is a Box of bytes from 0 to 255."""
-    if type(space).__name__ != "Box" or np.dtype(space.dtype) != np.uint8:
+    if space_class(space) != "Box" or np.dtype(space.dtype) != np.uint8:
         return False
     return bool((space.low == 0).all() and (space.high == 255).all())
 

@@ -18,6 +18,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import (
+    Box,
     Dict,
     Discrete,
     Graph,
@@ -144,6 +145,29 @@ def test_spaces_are_translated() -> None:
     spec = described(Bits)
     assert spec.observation_dtype == "int8"
     assert spec.action == MultiDiscreteAction((2, 2, 2, 2), space_shape=(2, 2))
+
+
+class Pixels(Box):
+    """A space of a class of its own."""
+
+
+class Moves(Discrete):
+    """Another."""
+
+
+def test_spaces_of_classes_of_their_own_are_those_they_derive_from() -> None:
+    class Own(fakes.SimpleEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = Pixels(0, 255, (40, 40), np.uint8)
+            self.action_space = Moves(3)
+
+        def observe(self) -> Any:
+            return np.zeros((40, 40), np.uint8)
+
+    spec = described(Own)
+    assert (spec.observation_shape, spec.observation_kind) == ((40, 40), "image")
+    assert spec.action == DiscreteAction(3)
 
 
 @pytest.mark.parametrize(
