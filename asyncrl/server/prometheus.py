@@ -26,6 +26,9 @@ from asyncrl.show.metrics import (
 
 STATES = ("starting", "training", "evaluating", "stopping", "stopped", "failed")
 
+_RETURN_OF = "rollout/ep_rew_mean/"
+"""Public name of an agent's return, without the agent's name, of which any may be a label."""
+
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
@@ -106,10 +109,17 @@ def _text(metric: Metric) -> str:
 
 
 def _train_metrics(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
-    """Numbers of the last update and returns of agents: `train/td_error` becomes `asyncrl_train_td_error`."""
+    """Numbers of the last update, `train/td_error` as `asyncrl_train_td_error`, and returns by the agent's name."""
+    text = "Mean return of each agent, and of each policy's agents, over the last 100 training episodes."
+    returns = GaugeMetricFamily("asyncrl_return_mean_by_agent", text, labels=["agent"])
     for name, value in snapshot.train_metrics.items():
+        if name.startswith(_RETURN_OF):
+            returns.add_metric([name.removeprefix(_RETURN_OF)], value)
+            continue
         text = f"{name} of the last update." if name.startswith("train/") else f"{name}."
         yield GaugeMetricFamily("asyncrl_" + re.sub(r"[^a-zA-Z0-9_]", "_", name), text, value)
+    if returns.samples:
+        yield returns
 
 
 def _logged(values: dict[str, float]) -> Iterator[GaugeMetricFamily]:

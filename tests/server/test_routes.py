@@ -211,6 +211,19 @@ def test_prometheus_has_train_metrics_and_evaluations(server: ServerThread) -> N
     assert samples["asyncrl_evaluations", ()] == 1
 
 
+def test_returns_of_agents_are_series_of_their_own_whatever_their_names(server: ServerThread) -> None:
+    returns = {"\u03b1": 1.0, "\u03b2": 2.0, "a.b": 3.0, "a_b": 4.0}
+    server.run.snapshot = make_snapshot(
+        train_metrics={f"rollout/ep_rew_mean/{name}": value for name, value in returns.items()}
+    )
+    text = server.ask("/metrics").body.decode()
+    samples, _ = parse_prometheus(text)
+    found = {name: samples["asyncrl_return_mean_by_agent", (("agent", name),)] for name in returns}
+    assert found == returns
+    names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(names) == len(set(names))
+
+
 def test_no_series_of_prometheus_ends_while_the_run_goes_on(server: ServerThread) -> None:
     def series(**fields: Any) -> set[object]:
         server.run.snapshot = make_snapshot(**fields)
