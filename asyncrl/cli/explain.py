@@ -67,7 +67,7 @@ def explain(name: str) -> tuple[str, bool]:
         return _explanation(option, owners), True
     other = other_names().get(option)
     if other is None:
-        return _unknown(name, option), False
+        return _metric(name) if "/" in name else (_unknown(name, option), False)
     said = f"{option} is the name of another library" + (f": {other.note}" if other.note else "")
     found = [_explanation(ours, where) for ours in other.ours if (where := _owners(ours))]
     if other.ours:
@@ -81,8 +81,6 @@ def _unknown(name: str, option: str) -> str:
         return f"{name} is an algorithm; `asyncrl train --help {algorithm_name(name)}` lists its options"
     if re.fullmatch(r"ASYNC\d+", name):
         return f"{name} is the code of an error or a warning; docs/troubleshooting.md explains it"
-    if "/" in name:
-        return _metric(name)
     records: tuple[type, ...] = (TrainerConfig, *ALGORITHMS.values())
     ours = {known for record in records for known in option_help(record)}
     miss = near_miss(option, ours) or near_miss(option, other_names())
@@ -90,15 +88,16 @@ def _unknown(name: str, option: str) -> str:
     return f"there is no option {option}{hint}"
 
 
-def _metric(name: str) -> str:
-    """Meaning and unit of a metric by its public name, `train/loss`."""
+def _metric(name: str) -> tuple[str, bool]:
+    """Meaning and unit of a metric by its public name, `train/loss`, and whether the table has it."""
     # Imported here: the table loads numba, and most names are those of options.
     from asyncrl.show.metrics import EVALUATION_METRICS, RUN_METRICS
 
     row = next((row for row in (*RUN_METRICS, *EVALUATION_METRICS) if row.name == name), None)
     if row is None:
-        return f"{name} is no option; docs/metrics.md and the pages of the algorithms explain the metrics"
-    return f"{name} is a metric: {row.help}" + (f" ({row.unit})" if row.unit else "")
+        text = f"{name} is no option; docs/metrics.md and the pages of the algorithms explain the metrics"
+        return text, False
+    return f"{name} is a metric: {row.help}" + (f" ({row.unit})" if row.unit else ""), True
 
 
 def _owners(option: str) -> dict[str, Option]:

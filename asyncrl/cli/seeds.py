@@ -80,7 +80,8 @@ def summary(results: SeedResults, folders: Iterable[Path | None]) -> str:
 def _together(folders: Sequence[Path]) -> str:
     """Folders of seeds as one argument of a shell: `runs/CartPole-v1-dqn-s{0,1}-20260101-120000`."""
     names = [re.split(r"(?<=-s)(\d+)(?=-)|(?<=^s)(\d+)$", folder.name) for folder in folders]
-    if len(names) == 1 or any(len(name) != 4 for name in names):
+    alike = {(folder.parent, name[0], name[-1]) for folder, name in zip(folders, names, strict=True)}
+    if len(names) == 1 or len(alike) > 1 or any(len(name) != 4 for name in names):
         return " ".join(shlex.quote(str(folder)) for folder in folders)
     (head, _, _, tail), parent = names[0], folders[0].parent
     seeds = ",".join(one or other for _, one, other, _ in names)

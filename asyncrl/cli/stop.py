@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import signal
@@ -34,7 +35,8 @@ def run(options: argparse.Namespace) -> int:
     """Stop the run and wait for its end; returns the exit code."""
     live = _find(options.RUN)
     if not live.ask_to_stop():
-        os.kill(live.pid, signal.SIGINT)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(live.pid, signal.SIGINT)
     deadline = time.monotonic() + options.wait
     while _in_progress(live):
         if time.monotonic() > deadline:

@@ -76,7 +76,7 @@ RUN_METRICS: Final = (
     Metric("rollout/ep_len_mean", "steps", "Mean length of the last 100 training episodes",
            short="length_mean", optional=True, prometheus="episode_length_mean"),
     Metric("rollout/success_rate", "", "Fraction of the last 100 training episodes that ended in success",
-           optional=True, charted=True, label="success/100", form=".0%"),
+           optional=True, charted=True),
     Metric("rollout/elo", "", "Elo rating of the policy in self-play; 1200 at first", optional=True, charted=True),
     Metric("rollout/win_rate", "", "Win rate against past versions over the last hundred games or so, draws as half",
            optional=True, charted=True),

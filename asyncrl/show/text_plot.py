@@ -141,9 +141,9 @@ def _draw(grid: list[list[str]], curve: Curve, mark: str, at: np.ndarray, low: f
 
 
 def _number(value: float, digits: int = LEAST_DIGITS) -> str:
-    if abs(value) >= 1_000_000:
+    if 1_000_000_000 > abs(value) >= 1_000_000:
         return f"{value / 1_000_000:.{digits - 1}g}M"
-    if abs(value) >= 10_000:
+    if 1_000_000 > abs(value) >= 10_000:
         return f"{value / 1000:.{digits - 1}g}k"
     return f"{value:.{digits}g}"
 

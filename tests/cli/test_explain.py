@@ -79,8 +79,9 @@ def test_an_unknown_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert explain("final_episodes")[0].endswith("did you mean eval_episodes?")
     assert explain("PPO")[0] == "PPO is an algorithm; `asyncrl train --help ppo` lists its options"
     assert explain("ASYNC012")[0].startswith("ASYNC012 is the code of an error")
-    assert explain("rollout/ep_len_mean")[0].endswith(
-        "a metric: Mean length of the last 100 training episodes (steps)"
+    assert explain("rollout/ep_len_mean") == (
+        "rollout/ep_len_mean is a metric: Mean length of the last 100 training episodes (steps)",
+        True,
     )
     assert "docs/metrics.md" in explain("train/approx_kl")[0]
     assert explain("nonsense")[0] == "there is no option nonsense; `asyncrl train --help ALGO` lists them all"

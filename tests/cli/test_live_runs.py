@@ -20,6 +20,7 @@ from kept_runs import write_run
 from waiting import PATIENCE_SECONDS as SECONDS
 
 from asyncrl.cli import live_runs as live_run_module
+from asyncrl.cli import stop as stop_module
 from asyncrl.cli.live_runs import LiveRun, live_runs
 from asyncrl.cli.main import COMMANDS, main
 from asyncrl.show.kept_run import LOCK
@@ -127,6 +128,17 @@ def test_a_run_that_has_ended_cannot_be_stopped(tmp_path: Path, capsys: pytest.C
     path = write_run(tmp_path / "x", summary={})
     assert main(["stop", str(path)]) == 1
     assert f"no run is in progress in {path}" in capsys.readouterr().err
+
+
+def test_a_run_that_ends_before_its_signal_is_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_run(tmp_path / "x", summary={})
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    monkeypatch.setattr(stop_module, "_find", lambda name: LiveRun(process.pid, path, None, "", {}))
+    assert main(["stop", str(path)]) == 0
+    assert capsys.readouterr().out == f"stopped {path}\n"
 
 
 def test_the_address_of_a_page_is_whole_and_has_the_token_if_known(

@@ -129,6 +129,15 @@ def test_the_directories_are_one_argument_of_a_shell(tmp_path: Path) -> None:
     assert shell.stdout.split() == list(map(str, folders))
 
 
+def test_folders_that_differ_in_more_than_the_seed_are_named_one_by_one(tmp_path: Path) -> None:
+    """As where another command of the same second has taken a name."""
+    folders = [tmp_path / f"CartPole-v1-dqn-s{name}" for name in ("0-20260101-120000", "1-20260101-120000-2")]
+    for folder in folders:
+        folder.mkdir()
+    text = summary(SeedResults({}, {}), folders)
+    assert text.partition("asyncrl plot ")[2].splitlines()[0].split() == list(map(str, folders))
+
+
 # --- the whole command ------------------------------------------------------------------------------------------------
 
 

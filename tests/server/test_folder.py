@@ -406,6 +406,15 @@ def test_long_names_leave_room_for_the_curves(browser: Browser, served: FolderTh
     assert 0 < browser.evaluate(tallest) <= 96
 
 
+def test_a_single_point_is_drawn(browser: Browser, served: FolderThread, folder: Path) -> None:
+    run = make_run(folder, "once", env="Once-v0", reports=0)
+    (run / "metrics.jsonl").write_text('{"eval/mean_reward": 20.0, "eval/total_timesteps": 100}\n')
+    browser.open(f"http://127.0.0.1:{served.port}/#token={TOKEN}")
+    chart = "document.querySelector('[aria-label=\"Charts of Once-v0\"] .chart')"
+    browser.wait(f"{chart} && {chart}.querySelectorAll('circle').length === 1")
+    assert not browser.evaluate(f"{chart}.querySelector('p').checkVisibility()"), "nothing yet"
+
+
 def test_groups_are_drawn_compared_and_filtered(browser: Browser, served: FolderThread, folder: Path) -> None:
     make_run(folder, "d", env="Acrobot-v1", seed=3)
     make_run(folder, "a2", seed=2, reports=3)
