@@ -30,6 +30,8 @@ _TRY_SECONDS = 2.0
 """Time limit of one try to reach the store."""
 _CUT_SECONDS = 30
 """Time without acknowledgement after which a connection to the store ends."""
+_PART_BYTES = 4 << 20
+"""Bytes of one value of the store; torch ends the connection at 8 MiB."""
 _SHOWN = 5
 """Most differences in an error message."""
 
@@ -188,9 +190,12 @@ def hand_out(store: Any, place: Place, start: bytes) -> bytes:
     """Return rank 0's `start` on every rank. Raises `GroupLost`."""
     try:
         if place.rank == 0:
-            store.set("start", start)
+            parts = [start[at : at + _PART_BYTES] for at in range(0, len(start), _PART_BYTES)]
+            for index, part in enumerate(parts):
+                store.set(f"start/{index}", part)
+            store.set("start", str(len(parts)))
             return start
-        return bytes(store.get("start"))
+        return b"".join(store.get(f"start/{index}") for index in range(int(store.get("start"))))
     except (RuntimeError, dist.DistError) as error:
         raise _store_lost(place, "Rank 0 is lost; it has not said what the run begins with", error) from error
 

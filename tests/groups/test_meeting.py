@@ -18,7 +18,7 @@ from waiting import PATIENCE_SECONDS, wait_until
 from asyncrl.errors import ConfigurationError, GroupLost, StoppedWhileStarting
 from asyncrl.groups.heartbeat import Heartbeat
 from asyncrl.groups.launch import free_port
-from asyncrl.groups.meeting import card_of, meet, open_store
+from asyncrl.groups.meeting import card_of, hand_out, meet, open_store
 from asyncrl.groups.place import Place, place_of_process
 
 PLACE = Place(rank=0, size=3, host="127.0.0.1", port=1)
@@ -68,6 +68,20 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 
     for text in on_ranks(2, rank):
         assert "[ASYNC032] Rank 1 of 3 did not come within 0 s." in text and "came: 2 of 3" in text
+
+
+@pytest.mark.parametrize("length", [0, 20 << 20])
+def test_a_run_begins_with_any_number_of_bytes(length: int) -> None:
+    """Torch's server ends a connection that sends a value of 8 MiB, as a checkpoint of an image network has."""
+    port, start = free_port(), bytes(length)
+    places = [dataclasses.replace(place(rank, 2), port=port) for rank in range(2)]
+
+    stores = [open_store(of_rank, every_life=False) for of_rank in places]
+
+    def rank(index: int) -> bytes:
+        return hand_out(stores[index], places[index], start if index == 0 else b"")
+
+    assert on_ranks(2, rank) == [start, start]
 
 
 def test_a_run_that_is_stopped_waits_no_longer() -> None:
