@@ -205,7 +205,9 @@ class CheckpointFolder:
         for before in self.directory.glob(f"*{SUFFIX}") if rows is not None else ():
             if before.name != rows:
                 before.unlink(missing_ok=True)
-        for old in self.steps()[: -self.keep]:
+        # Higher numbers are of the part that a run resumed from an earlier checkpoint has left behind.
+        oldest_first = sorted(self.steps(), key=lambda steps: (steps <= meta.env_steps, steps))
+        for old in oldest_first[: -self.keep]:
             (self.directory / str(old)).unlink(missing_ok=True)
         return path
 

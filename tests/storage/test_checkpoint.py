@@ -317,6 +317,14 @@ def test_a_folder_names_latest_and_best_and_keeps_a_few(tmp_path: Path) -> None:
         CheckpointFolder(tmp_path, keep=0)
 
 
+def test_a_run_that_goes_on_from_an_earlier_checkpoint_keeps_its_own_files(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep=3)
+    for step in (50, 80, 90, 100, 60, 70, 75):
+        meta = CheckpointMeta(env="CartPole-v1", algo="dqn", spec=SPEC, env_steps=step)
+        assert folder.save(small_state(), meta).exists()
+    assert folder.steps() == [60, 70, 75]
+
+
 def test_a_folder_works_without_hard_links_and_clears_what_a_kill_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
