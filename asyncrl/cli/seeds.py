@@ -39,7 +39,7 @@ def train_seeds(
     caused, which all runs would have, and the first error if no run has a result.
     """
     trainer = Trainer.from_config(config, algorithm)
-    at_once = min(at_once or runs_at_once(config), len(folders))
+    at_once = min(runs_at_once(config, at_once), len(folders))
     ends: dict[int, Ended] = {}
     what = f"{config.algo} {config.env}  {len(folders)} seeds, {pace(config, at_once)}"
 

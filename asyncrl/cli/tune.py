@@ -135,7 +135,7 @@ def run(options: TuneOptions) -> int:
                 dataclasses.replace(trainer.job, config=options.config, algorithm=options.algorithm),
                 options.space,
                 trials=options.trials,
-                at_once=options.at_once or runs_at_once(options.config),
+                at_once=runs_at_once(options.config, options.at_once),
                 held_out_seeds=options.held_out,
                 max_seconds=options.max_seconds,
             ) as search:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import queue
 import signal
 import socket
@@ -77,9 +76,16 @@ class Warned:
 Event = Started | Progressed | Ended | Warned
 
 
-def runs_at_once(config: TrainerConfig) -> int:
-    """Number of runs for which this machine has cores: one for every actor and every learner, and at least one run."""
-    return max(1, usable_cores() // (config.groups * (config.actors + 1)))
+def runs_at_once(config: TrainerConfig, asked: int | None = None) -> int:
+    """Number of runs at a time: that which is asked for, or for None as many as this machine has cores for.
+
+    A run needs a core for every actor and every learner. Raises ValueError for less than one run.
+    """
+    if asked is not None and asked < 1:
+        raise ValueError(
+            f"at_once must be at least 1, or None for as many as there are cores for, got {asked}"
+        )
+    return asked or max(1, usable_cores() // (config.groups * (config.actors + 1)))
 
 
 class RunPool:
@@ -225,8 +231,8 @@ class _Worker:
                 if isinstance(event, Ended):
                     self._key = None
                 self._events.put(event)
-        except (pickle.PickleError, AttributeError, ImportError, EOFError) as error:
-            failure: BaseException = error  # the result holds something that only the worker can import
+        except Exception as error:  # the result holds something that only the worker can import
+            failure: BaseException = error
             self._channel.close()
         else:
             failure = self._error_of_exit()

@@ -127,7 +127,7 @@ def train_seeds(
     run_dir = trainer.config.run_dir
     folders = {seed: None if run_dir is None else Path(run_dir) / f"s{seed}" for seed in chosen}
     with RunPool() as pool:
-        events = train_all(pool, jobs(trainer, folders), at_once or runs_at_once(trainer.config))
+        events = train_all(pool, jobs(trainer, folders), runs_at_once(trainer.config, at_once))
         ends = {event.key: event for event in events if isinstance(event, Ended)}
     return collected(chosen, ends)
 

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.algorithms.search_spaces import SearchSpace
-from asyncrl.errors import ConfigurationError, TrainingDiverged
+from asyncrl.errors import ConfigurationError, EnvironmentFailed, TrainingDiverged
 from asyncrl.run.job import Job
 from asyncrl.show.kept_run import LABELS, KeptRun
 from asyncrl.storage.atomic_file import write_atomically
@@ -268,7 +268,7 @@ class Search:
                     pool.stop_run(event.key)
                     return
         elif isinstance(event, Ended):
-            self._end_of_trial(pool, trial, seen, event)
+            self._end_of_trial(pool, task, trial, seen, event)
 
     @property
     def _total_steps(self) -> int:
@@ -282,23 +282,31 @@ class Search:
         bests = [max(t.evaluations[: len(seen)]) for t in known if t.state == "complete" and t.evaluations]
         return len(bests) >= PRUNED_FROM_TRIALS and max(seen) < float(np.median(bests))
 
-    def _end_of_trial(self, pool: RunPool, trial: Trial, seen: Sequence[float], event: Ended) -> None:
+    def _end_of_trial(
+        self, pool: RunPool, task: Task, trial: Trial, seen: Sequence[float], event: Ended
+    ) -> None:
         """Note the end of a trial, unless the search is stopped: then it begins anew when the search goes on."""
         error, result = event.error, event.result
         if error is None and result is not None and result.stop_reason == "total_steps":
-            self._failures = 0
-            returns = [(found.env_steps, found.return_mean) for found in result.evaluations]
-            self._end_trial(trial, "complete", value_of(returns, self._total_steps), seen)
-        elif pool.stop_reason is None and error is None:  # by `asyncrl stop`
+            if result.evaluations:
+                self._failures = 0
+                returns = [(found.env_steps, found.return_mean) for found in result.evaluations]
+                self._end_trial(trial, "complete", value_of(returns, self._total_steps), seen)
+                return
+            what = f"No evaluation of trial {trial.number} has succeeded, so that it has no value."
+            error = EnvironmentFailed(what, facts={"run": task.folder}, fix="play it: asyncrl eval RUN")
+        if pool.stop_reason is not None:
+            return
+        if error is None:  # by `asyncrl stop`
             self._end_trial(trial, "pruned", max(seen, default=None), seen)
-        elif pool.stop_reason is None and error is not None:
-            diverged = isinstance(error, TrainingDiverged)
-            if trial.number == 0 and not diverged:
-                raise error
-            self._end_trial(trial, "failed", None, seen)
-            self._failures += not diverged
-            if self._failures >= FAILURES_IN_A_ROW:
-                raise error
+            return
+        diverged = isinstance(error, TrainingDiverged)
+        if trial.number == 0 and not diverged:
+            raise error
+        self._end_trial(trial, "failed", None, seen)
+        self._failures += not diverged
+        if self._failures >= FAILURES_IN_A_ROW:
+            raise error
 
     def _end_trial(self, trial: Trial, state: Any, value: float | None, seen: Sequence[float]) -> None:
         ended = dataclasses.replace(trial, state=state, value=value, evaluations=tuple(seen))

@@ -61,7 +61,7 @@ def tune(  # type: ignore[misc]  # `run_dir` and `max_seconds` are those of the 
         job,
         found,
         trials=trials,
-        at_once=at_once or runs_at_once(config),
+        at_once=runs_at_once(config, at_once),
         held_out_seeds=held_out_seeds,
         max_seconds=max_seconds,
     ) as search:

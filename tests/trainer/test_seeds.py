@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from asyncrl import Trainer, train_seeds
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import EnvironmentRaised, ResourceError, UnknownEnvironment
 from asyncrl.trainer.arguments import seeds_from
+from asyncrl.trainer.channel import Channel
 from asyncrl.trainer.run_pool import Ended, Progressed, RunPool, Started, runs_at_once
 from asyncrl.trainer.seeds import jobs, train_all
 
@@ -91,6 +94,31 @@ def test_a_worker_that_dies_ends_its_run_alone_and_is_replaced_also_while_it_is_
     assert isinstance(noticed, Ended) and isinstance(noticed.error, ResourceError)
 
 
+class Unreadable:
+    """An object that cannot be unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+def test_an_end_that_cannot_be_read_is_told_and_not_waited_for() -> None:
+    with RunPool() as pool:
+        pool.begin(0, jobs(Trainer("CartPole-v1", lockstep(), **QUICK), {0: None})[0])
+        worker = pool._busy[0]
+        ours, theirs = socket.socketpair()
+        worker._channel.close()
+        worker._receiver.join(PATIENCE_SECONDS)
+        worker._key, worker._channel = 0, Channel(ours)
+        pool._events.get()
+        reading = threading.Thread(target=worker._receive, daemon=True)
+        reading.start()
+        Channel(theirs).send(Unreadable())
+        reading.join(PATIENCE_SECONDS)
+        told = pool.wait(PATIENCE_SECONDS)
+        theirs.close()
+    assert isinstance(told, Ended) and isinstance(told.error, ValueError)
+
+
 def test_stop_ends_every_run_with_its_checkpoint_and_begins_no_other_and_each_has_its_page(
     tmp_path: Path,
 ) -> None:
@@ -137,7 +165,10 @@ def test_as_many_runs_as_there_are_cores_for(
     cores: int, actors: int, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_pool, "usable_cores", lambda: cores)
-    assert runs_at_once(TrainerConfig(env="x", algo="dqn", num_actors=actors)) == runs
+    config = TrainerConfig(env="x", algo="dqn", num_actors=actors)
+    assert runs_at_once(config) == runs and runs_at_once(config, 7) == 7
+    with pytest.raises(ValueError, match=r"at_once must be at least 1, or None .*, got -1"):
+        runs_at_once(config, -1)
 
 
 def test_seeds_are_counted_or_given() -> None:

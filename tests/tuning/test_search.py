@@ -19,7 +19,7 @@ from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.search_spaces import Choices, Interval, SearchSpace
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import ConfigurationError, EnvironmentRaised, TrainingDiverged
+from asyncrl.errors import ConfigurationError, EnvironmentFailed, EnvironmentRaised, TrainingDiverged
 from asyncrl.run.job import Job
 from asyncrl.storage.config_file import read_config
 from asyncrl.trainer.run_pool import Ended, Event, Progressed
@@ -261,6 +261,18 @@ def test_a_run_that_diverges_or_fails_is_a_trial_without_a_value(tmp_path: Path)
         "failed" in repr(found)
         and json.loads((tmp_path / "result.json").read_text())["held_out"]["best"][1] is None
     )
+
+
+def test_a_run_whose_evaluations_have_all_failed_is_a_failed_trial(tmp_path: Path) -> None:
+    class WithoutOne(Runs):
+        def wait(self) -> Event:
+            event = super().wait()
+            if self.began[-1] != "trial-000" and isinstance(event, Ended) and event.result is not None:
+                event.result.evaluations = ()  # type: ignore[misc]
+            return event
+
+    with pytest.raises(EnvironmentFailed, match="No evaluation of trial 3 has succeeded"):
+        searched(tmp_path, WithoutOne(), at_once=1)
 
 
 def test_a_failed_run_of_the_options_to_beat_ends_the_search_and_runs_again(tmp_path: Path) -> None:
