@@ -86,8 +86,9 @@ class Callbacks:
     @property
     def hear_evaluations(self) -> bool:
         """Whether a callback has a method `on_evaluation` of its own."""
-        methods = (getattr(type(callback), "on_evaluation", None) for callback in self._callbacks)
-        return any(method not in (None, Callback.on_evaluation) for method in methods)
+        methods = (getattr(callback, "on_evaluation", None) for callback in self._callbacks)
+        functions = (getattr(method, "__func__", method) for method in methods)
+        return any(function not in (None, Callback.on_evaluation) for function in functions)
 
     def start(self) -> None:
         """Call `on_start`. Raises the first exception of a callback."""

@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -259,3 +260,11 @@ def test_any_object_with_a_method_will_do() -> None:
     callbacks.report(None)  # type: ignore[arg-type]
     callbacks.end("result")
     assert plain.seen == "result"
+
+
+def test_evaluations_are_heard_by_a_method_of_the_class_or_of_the_object() -> None:
+    def heard(callback: Any) -> bool:
+        return Callbacks(None, [callback], lambda: None, lambda error: None).hear_evaluations
+
+    assert heard(Journal()) and heard(SimpleNamespace(on_evaluation=lambda trainer, evaluation: None))
+    assert not heard(Callback()) and not heard(SimpleNamespace(on_start=lambda trainer: None))
