@@ -133,7 +133,7 @@ class EvaluationSchedule:
         """Copies that wait."""
         self._changed = asyncio.Event()
         self.rounds = 0
-        self._current: WeightSnapshot | None = None
+        self._current: TimedCopy | None = None
         self._failures = 0
         self._warned = False
         self._training_ended = False
@@ -175,7 +175,7 @@ class EvaluationSchedule:
         Raises the error of the last of `FAILURES_IN_A_ROW` failed evaluations if no other rule can end the run.
         """
         while (timed := await self._next()) is not None:
-            self._current = timed.copy
+            self._current = timed
             try:
                 reached = await self._evaluate(timed)
             except TimeoutError:
@@ -185,20 +185,21 @@ class EvaluationSchedule:
                 self._resume_training()
                 self._note_failure(error)
                 reached = False
-            if reached:
-                return timed.copy.weights
             self.rounds += 1
             self._current = None
+            if reached:
+                return timed.copy.weights
             await self._run.env_kwargs.settle()  # what the callbacks of the evaluation have set
             self._learner.snapshots.evaluated()
             if self._learner.snapshots.in_turn:
                 self._learner.data_arrived()  # it may wait for this before the next copy
         return None
 
-    def pending(self) -> tuple[WeightSnapshot, ...]:
-        """Copies without a result: the one that is being evaluated, and those that wait."""
-        waiting = self._learner.snapshots.waiting()
-        return waiting if self._current is None else (self._current, *waiting)
+    def pending(self) -> tuple[TimedCopy, ...]:
+        """Copies that were not evaluated to the end: the present one, and those that wait."""
+        arrived = tuple(self._arrived)
+        waiting = map(self._timed, self._learner.snapshots.waiting()[len(arrived) :])
+        return (*((self._current,) if self._current is not None else ()), *arrived, *waiting)
 
     def go_on_from(
         self,
@@ -425,11 +426,11 @@ class EvaluationFilms:
     ) -> None:
         self.newest: EvaluationFilm | None = None
         self._server, self._evaluator, self._directory, self._on_film = server, evaluator, directory, on_film
+        require_video((directory.path or Path(tempfile.gettempdir())) / FILM_FILE)
         self._temporary = Path(tempfile.mkdtemp(prefix="asyncrl-film-")) if directory.path is None else None
         self._waiting: tuple[EvaluationResult, NDArray[np.float32], tuple[int, ...]] | None = None
         self._task: asyncio.Task[None] | None = None
         self._warned = self._given_up = False
-        require_video(self.path)
 
     @property
     def path(self) -> Path:

@@ -175,7 +175,7 @@ class Group:
         self._before = self._begun = 0, 0
         self._last_count: tuple[int, float] | None = None
         if resumed is not None:
-            counted, done = resumed.env_steps, resumed.env_steps + resumed.other_steps
+            counted, done = resumed.env_steps, resumed.total_steps
             self._before = made_before(resumed, place.size, config.fusion)
             self._begun = resumed.meta.env_steps, resumed.meta.updates
         share = share_of(config, place.rank, place.size, on_machine=machine, done=done, counted=counted)
@@ -327,10 +327,11 @@ class Group:
         if not self.leads:
             return snapshot
         counted, rank = self.others(), self.session.place.rank
+        begun, made = self._begun if self._learner is None else (0, 0)  # until the learner counts them
         others = [status.get("metrics", {}) for r, status in self.session.statuses().items() if r != rank]
         metrics = over_groups(snapshot.metrics, others) | {
-            "time/total_timesteps": snapshot.env_steps + sum(counted["env_steps"]),
-            "train/n_updates": snapshot.updates + sum(counted["updates"]),
+            "time/total_timesteps": snapshot.env_steps + begun + sum(counted["env_steps"]),
+            "train/n_updates": snapshot.updates + made + sum(counted["updates"]),
         }
         if self.whole.config.fusion == "gradients":  # all groups make the same updates
             metrics["updates_per_second"] = snapshot.updates_per_second
@@ -342,12 +343,13 @@ class Group:
 
         With fused gradients all groups make the same updates, which count once.
         """
-        others = [group for group in self.groups() if group.rank]
+        heard = {group.rank: (group.env_steps, group.updates) for group in self.groups()}
+        others = [heard.get(rank, self._begun) for rank in range(1, self.session.place.size)]
         together = self.whole.config.fusion != "gradients"
         steps, updates = self._made_before()
         return {
-            "env_steps": [steps, *(group.env_steps for group in others)],
-            "updates": [updates, *(group.updates for group in others)] if together else [updates],
+            "env_steps": [steps, *(steps for steps, _ in others)],
+            "updates": [updates, *(updates for _, updates in others)] if together else [updates],
         }
 
     def scheduled_elsewhere(self) -> int:

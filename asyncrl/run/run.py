@@ -491,6 +491,7 @@ class Run:
         await self.saver.look_at_disk(layout.nbytes() * config.actors)
         if self.resumed is not None:
             await self.saver.restore(self.resumed)
+            self.resumed.release()
 
     def _make_evaluator(self, stack: contextlib.AsyncExitStack, packed: bytes, seed: int) -> None:
         """Make the evaluator, not started, and its films if they are wanted."""

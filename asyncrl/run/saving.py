@@ -29,7 +29,7 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -200,7 +200,7 @@ class CheckpointSaver:
                 if best is None and self._is_written(key):
                     return self._written[0]
                 state = {"weights": weights, **await self._take(rows=best is None)}
-                meta = self._meta(best)
+                meta = self._meta(state["run"]["learner"], best)
                 if best is not None:
                     self._unsaved_best = (state, meta)
                 if self._unsaved_best is not None:
@@ -253,11 +253,12 @@ class CheckpointSaver:
             )
             warnings.warn(FilesNotWritten(text), stacklevel=2)
 
-    def _meta(self, evaluation: EvaluationResult | None) -> CheckpointMeta:
+    def _meta(self, learner: Mapping[str, Any], evaluation: EvaluationResult | None) -> CheckpointMeta:
+        """Header with the counters of the learner's state; the learner itself has gone on since."""
         return dataclasses.replace(
             self._run.origin.meta,
-            env_steps=self._learner.inserted_steps,
-            updates=self._learner.updates,
+            env_steps=int(learner["loop"]["inserted_steps"]),
+            updates=int(learner["publisher"]["updates"]),
             episodes=self._run.reporter.episodes.count,
             policy_version=evaluation.policy_version if evaluation else self._learner.policy_version,
             train_seconds=self._run.clock.train_seconds,
@@ -286,7 +287,7 @@ class CheckpointSaver:
 
     async def _state(self) -> dict[str, Any]:
         critics = await self._learner.critics()
-        learner = await self._learner.state_dict()  # last: counters are read before the learner goes on
+        learner = await self._learner.state_dict()
         return {"core": learner.pop("core"), "critics": critics, "run": self._run_state(learner)}
 
     async def _write_rows(self, rings: Mapping[str, Any], states: list[bytes] | None) -> str:
@@ -312,7 +313,9 @@ class CheckpointSaver:
             "env_kwargs": self._run.env_kwargs.state(),
             "evaluations": _columns(schedule.evaluations),
             "rounds": schedule.rounds,
-            "pending": [vars(copy) for copy in schedule.pending()],
+            "pending": [
+                {**vars(timed.copy), "other_steps": timed.other_steps} for timed in schedule.pending()
+            ],
             "next_copy": self._learner.snapshots.next_steps,
             "clock": [
                 self._run.clock.train_seconds,
@@ -331,7 +334,8 @@ class CheckpointSaver:
         taken_in = learner["replay"]["cursors"][:, 0] if "replay" in learner else learner["queue"]["complete"]
         published = [ring.statistics().published for ring in rings] if self._exact else map(int, taken_in)
         at = [position_of(ring, p) for ring, p in zip(rings, published, strict=True)]
-        steps = [p.steps for p in at] if self._exact else shares(self._learner.inserted_steps, len(rings))
+        inserted = int(learner["loop"]["inserted_steps"])
+        steps = [p.steps for p in at] if self._exact else shares(inserted, len(rings))
         return {
             "num_actors": len(rings),
             "published": np.array([p.published for p in at], np.int64),
@@ -354,12 +358,13 @@ class CheckpointSaver:
             run = resumed.run
             evaluations = _records(run["evaluations"])
             saved_best = _records(resumed.best.get("evaluations", {}))
-            best = max((*evaluations, *saved_best), key=lambda result: result.return_mean, default=None)
+            best = best_of(evaluations, saved_best)
             kept = resumed.best if best is not None and best in saved_best else {}
             self._run.schedule.go_on_from(
                 evaluations, int(run["rounds"]), best, kept.get("weights"), kept.get("critics")
             )
-            waiting = [WeightSnapshot(**copy) for copy in run["pending"]]
+            names = [field.name for field in dataclasses.fields(WeightSnapshot)]
+            waiting = [WeightSnapshot(**{name: copy[name] for name in names}) for copy in run["pending"]]
             self._learner.snapshots.go_on_from(waiting, run["next_copy"])
             self._run.reporter.episodes.restore(run["episodes"])
             self._run.reporter.logged.restore(run.get("logged", {}))
@@ -387,6 +392,22 @@ class CheckpointSaver:
                 parts = functools.partial(pieces, array, axis, first, rows, ring.num_slots)
                 found.append(StoredArray(f"ring{index}/{name}", str(array.dtype), shape, parts))
         return found
+
+
+def best_of(
+    evaluations: Sequence[EvaluationResult], until_best: Sequence[EvaluationResult]
+) -> EvaluationResult | None:
+    """Best evaluation of a resumed run, None without one.
+
+    Args:
+        evaluations: those of its checkpoint.
+        until_best: those of the best checkpoint, whose last one is the best of them: it may have replaced a higher
+            return of the same weights over fewer episodes.
+    """
+    best = until_best[-1] if until_best else None
+    later = [each for each in evaluations if best is None or each.env_steps > best.env_steps]
+    known = later if best is None else [best, *later]
+    return max(known, key=lambda result: result.return_mean, default=None)
 
 
 def _columns(evaluations: tuple[EvaluationResult, ...]) -> dict[str, NDArray[Any]]:

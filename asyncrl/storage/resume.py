@@ -50,11 +50,11 @@ class Resumption:
 
     path: Path
     meta: CheckpointMeta
-    core: Mapping[str, Any]
+    core: dict[str, Any]
     run: Mapping[str, Any]
-    rows: Mapping[str, NDArray[Any]] | None
+    rows: dict[str, NDArray[Any]] | None
     states: tuple[bytes, ...] | None
-    best: Mapping[str, Any]
+    best: dict[str, Any]
     notes: tuple[str, ...]
     another_group: bool = False
 
@@ -62,6 +62,11 @@ class Resumption:
     def other_steps(self) -> int:
         """Environment steps of all groups but rank 0 so far."""
         return _of_others(self.run, "env_steps")
+
+    @property
+    def total_steps(self) -> int:
+        """Environment steps of all groups so far."""
+        return self.env_steps + self.other_steps
 
     @property
     def other_updates(self) -> int:
@@ -82,18 +87,24 @@ class Resumption:
         """Environment steps so far; with rows, including steps that the learner had not yet inserted."""
         return _steps_made(self.run, self.meta) if self.rows is not None else self.meta.env_steps
 
+    def release(self) -> None:
+        """Free the rows and weights, once they are restored: the mapped file keeps its space when it is deleted."""
+        for part in (self.core, self.rows, self.best):
+            if part is not None:
+                part.clear()
+
     def lines(self) -> tuple[str, ...]:
         """Lines for the user: the checkpoint, and `notes`."""
         meta = self.meta
-        first = f"goes on from {self.path}: {self.env_steps:,} steps, {meta.updates:,} updates"
-        return (first, *self.notes)
+        updates = meta.updates + self.other_updates
+        return (f"goes on from {self.path}: {self.total_steps:,} steps, {updates:,} updates", *self.notes)
 
     def record(self) -> dict[str, Any]:
         """Entry in `meta.json`."""
         return {
             "checkpoint": self.path.name,
-            "env_steps": self.env_steps,
-            "pending": [int(copy["env_steps"]) for copy in self.run["pending"]],
+            "env_steps": self.total_steps,
+            "evaluated": max(self.run["evaluations"]["env_steps"].tolist(), default=0),
             "exact": self.states is not None,
             "notes": list(self.notes),
         }
@@ -236,7 +247,10 @@ def _damage(path: Path, run: Mapping[str, Any], meta: CheckpointMeta) -> Checkpo
             _steps_made(run, meta)
             int(run["rings"]["num_actors"])
             _ = [_of_others(run, name) for name in ("env_steps", "updates")]
-            _ = [np.asarray(run["evaluations"][name], np.float64) for name in ("return_mean", "episodes")]
+            _ = [
+                np.asarray(run["evaluations"][name], np.float64)
+                for name in ("return_mean", "episodes", "env_steps")
+            ]
             _ = [int(copy["env_steps"]) for copy in run["pending"]]
     except CheckpointError as damage:
         return damage
@@ -261,6 +275,22 @@ def _training_target_reached(config: TrainerConfig, run: Mapping[str, Any]) -> b
     return target is not None and len(returns) == EPISODE_WINDOW and sum(returns) / len(returns) >= target
 
 
+def _steps_of(copy: Mapping[str, Any]) -> int:
+    """Environment steps of all groups when these weights were copied for an evaluation."""
+    return int(copy["env_steps"]) + int(copy.get("other_steps", 0))
+
+
+def _without_repeated(run: Mapping[str, Any]) -> dict[str, Any]:
+    """State of the run without the last evaluation if its copy is evaluated again.
+
+    The checkpoint of the best weights is written before the callbacks of their evaluation are called.
+    """
+    evaluations, pending = run["evaluations"], run["pending"]
+    again = pending and evaluations["env_steps"].tolist()[-1:] == [_steps_of(pending[0])]
+    kept = {name: column[:-1] for name, column in evaluations.items()} if again else evaluations
+    return {**run, "evaluations": kept}
+
+
 def _of_others(run: Mapping[str, Any], name: str) -> int:
     return int(sum(run.get("groups", {}).get(name, ())))
 
@@ -278,7 +308,7 @@ def _resumption(
 ) -> Resumption:
     """Make the resumption. Raises `CheckpointError` if its rows file is damaged (ASYNC019); a missing one is a note."""
     state, meta = checkpoint
-    run = state["run"]
+    run = _without_repeated(state["run"])
     rows, states, why = None, None, str(run.get("why", ""))
     name = run.get("rows")
     actors = int(run["rings"]["num_actors"])
@@ -297,7 +327,7 @@ def _resumption(
     return Resumption(path, meta, state["core"], run, rows, states, _best_state(path.parent), notes)
 
 
-def _best_state(folder: Path) -> Mapping[str, Any]:
+def _best_state(folder: Path) -> dict[str, Any]:
     """Evaluations and weights in the best checkpoint; empty if there is none that can be read."""
     try:
         state = load(folder / "best")[0]

@@ -22,7 +22,7 @@ import json
 import math
 import pickle
 import warnings
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,8 @@ def write_run_files(
     functions = {name: made for name, made in functions_of(algorithm).items() if name != "network"}
     if functions and directory.path is not None:
         directory.write_bytes(FUNCTIONS, pack_functions(_that_pickle(functions)))
+    else:
+        directory.remove(FUNCTIONS)  # a number may have replaced a function of the run that is resumed
     pickled = source.kind in ("spec", "factory")
     if pickled:
         directory.write_bytes(ENVIRONMENT, source.payload)
@@ -80,7 +82,7 @@ def write_run_files(
     if resumed is not None and directory.path is not None:
         described = _described_again(directory.path / "meta.json", {**described, **resumed})
         directory.remove("summary.json")  # of the last end; without it a killed run is known as killed
-        cut_metrics(directory.path, resumed["env_steps"], resumed["pending"])
+        cut_metrics(directory.path, resumed["env_steps"], resumed["evaluated"])
     directory.write_json("meta.json", described)
 
 
@@ -108,35 +110,37 @@ def _described_again(file: Path, resumed: dict[str, Any]) -> dict[str, Any]:
         return {**resumed, "resumed": [resumed]}
 
 
-def cut_metrics(directory: Path, env_steps: int, again: Collection[int]) -> None:
-    """Keep the entries of the metric files up to the checkpoint of a resumed run, at `env_steps`. Raises OSError.
+def cut_metrics(directory: Path, env_steps: int, evaluated: int) -> None:
+    """Keep the entries of the metric files up to the checkpoint of a resumed run. Raises OSError.
+
+    These are reports up to `env_steps`, and evaluations up to the checkpoint's last one, of the weights at `evaluated`.
 
     A killed run has reported steps after its last checkpoint, which the resumed run makes and reports again. The
     removed lines of `metrics.jsonl` are appended to `metrics_lost.jsonl`; TensorBoard gets another event file. Also
-    removes evaluations at the steps `again`, which will be repeated, and lines that a kill has truncated.
+    removes lines that a kill has truncated.
     """
-    kept, lost = _split_at_checkpoint(_lines_of(directory / JSONL), _of_json, env_steps, again)
+    kept, lost = _split_at_checkpoint(_lines_of(directory / JSONL), _of_json, env_steps, evaluated)
     if lost:
         with (directory / LOST).open("a", encoding="utf-8") as file:
             file.writelines(lost)
         _replace_lines(directory / JSONL, kept)
     lines = _lines_of(directory / CSV)
     header = next(csv.reader(lines[:1]), [])
-    kept, lost = _split_at_checkpoint(lines[1:], lambda line: _of_csv(header, line), env_steps, again)
+    kept, lost = _split_at_checkpoint(lines[1:], lambda line: _of_csv(header, line), env_steps, evaluated)
     if lost:
         _replace_lines(directory / CSV, lines[:1] + kept)
 
 
 def _split_at_checkpoint(
-    lines: list[str], parse: Callable[[str], dict[str, Any] | None], env_steps: int, again: Collection[int]
+    lines: list[str], parse: Callable[[str], dict[str, Any] | None], env_steps: int, evaluated: int
 ) -> tuple[list[str], list[str]]:
     """Split lines into those up to the checkpoint and the others."""
     kept: list[str] = []
     lost: list[str] = []
     for line in lines:
         entry = parse(line)
-        report, evaluated = (entry.get(name) for name in STEPS) if entry is not None else (math.inf, None)
-        belongs = (report or 0) <= env_steps and (evaluated or 0) <= env_steps and evaluated not in again
+        report, copied = (entry.get(name) for name in STEPS) if entry is not None else (math.inf, None)
+        belongs = (report or 0) <= env_steps and (copied or 0) <= evaluated
         (kept if belongs else lost).append(line if line.endswith("\n") else line + "\n")
     return kept, lost
 

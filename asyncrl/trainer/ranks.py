@@ -117,6 +117,8 @@ class Ranks:
         with _folder() as folder:
             directory = Path(folder)
             (directory / JOB).write_bytes(pickle.dumps(sys.path) + pack_policy(self._job))
+            if self._job.resumed is not None:
+                self._job.resumed.release()
             listener = socket.socket(socket.AF_UNIX)
             listener.bind(str(directory / SOCKET))
             listener.listen()
@@ -202,8 +204,11 @@ class Ranks:
                 self._receivers.append(receiver)
 
     def _receive_all(self, channel: Channel) -> None:
-        while (message := channel.receive()) is not None:
-            self._on_loop(self._receive, channel, message)
+        try:
+            while (message := channel.receive()) is not None:
+                self._on_loop(self._receive, channel, message)
+        except Exception as error:  # the result holds something that only the rank can import
+            self._on_loop(self._note_error, 0, error)
         channel.close()
 
     def _receive(self, channel: Channel, message: Message) -> None:
@@ -223,13 +228,16 @@ class Ranks:
         elif kind == "result":
             rank, result, error = values
             if error is not None:
-                self._errors[rank] = error
+                self._note_error(rank, error)
             if rank == 0:  # the run has ended, whatever the other ranks do
                 self.result = result
                 self.stop("stopped")
                 self._loop.call_later(END_SECONDS, self.kill)
             elif isinstance(error, GroupLost):  # rank 0 may be the lost one, and never report
                 self._loop.call_later(LOST_SECONDS, self.kill)
+
+    def _note_error(self, rank: int, error: BaseException) -> None:
+        self._errors[rank] = error
 
     def _show(self, snapshot: Snapshot) -> None:
         if snapshot.state == "training" and not self.callbacks.started:

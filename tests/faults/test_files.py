@@ -476,7 +476,11 @@ class EmptySaver(CheckpointSaver):
     """Saver of a run whose state is empty."""
 
     async def _take(self, *, rows: bool) -> dict[str, Any]:
-        return {"core": {}, "run": {}}
+        counters = {"loop": {"inserted_steps": self._learner.inserted_steps}}
+        return {
+            "core": {},
+            "run": {"learner": {**counters, "publisher": {"updates": self._learner.updates}}},
+        }
 
 
 class FakeLearner:
@@ -540,6 +544,26 @@ def test_a_checkpoint_that_fails_is_told_once_and_the_best_is_written_later(
     assert (read_policy(folder / "best").weights == best).all()
     assert load(folder / "best")[1].env_steps == 10
     assert load(folder / "latest")[1].env_steps == 20
+    directory.close()
+
+
+def test_a_header_has_the_counters_of_its_state_although_the_learner_has_gone_on(tmp_path: Path) -> None:
+    class GoingOn(FakeLearner):
+        def __getattribute__(self, name: str) -> Any:
+            value = super().__getattribute__(name)
+            if name == "updates":
+                self.inserted_steps, self.updates = self.inserted_steps + 8, value + 1
+            return value
+
+    async def main() -> None:
+        path = Path(await saver(directory, GoingOn()).save_latest())
+        state, header = load(path)
+        loop, publisher = (state["run"]["learner"][name] for name in ("loop", "publisher"))
+        assert (header.env_steps, header.updates) == (loop["inserted_steps"], publisher["updates"])
+        assert path.name == str(header.env_steps)
+
+    directory = RunDirectory(tmp_path)
+    asyncio.run(main())
     directory.close()
 
 

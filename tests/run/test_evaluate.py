@@ -221,6 +221,8 @@ def test_the_first_copy_in_order_that_is_confirmed_ends_the_run():
             (3, 20, (CONFIRMATION, 2), True),
         ]
         assert weights[0] == 3
+        assert [timed.copy.env_steps for timed in rig.schedule.pending()] == [400], "300 has its result"
+        assert rig.schedule.rounds == 3
         assert rig.schedule.last.return_mean == 10.0
         assert (rig.schedule.last.episodes, rig.schedule.last.updates) == (20, 30)
         assert rig.learner.held  # training does not go on behind a reached target

@@ -74,7 +74,9 @@ def test_an_environment_without_pictures_is_trained_with_one_warning(tmp_path: P
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["state"] == "finished"
 
 
-def test_a_missing_package_is_told_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_told_before_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("asyncrl.envs.video.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"needs the package imageio-ffmpeg"):
         trainer_of(levels.Pictured, eval_film=True).learn(200)
+    assert not list(tmp_path.glob("asyncrl-film-*"))

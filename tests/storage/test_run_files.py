@@ -18,7 +18,7 @@ from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import ConfigurationError
 from asyncrl.storage.config_file import TRAINER, make_record, read_config
 from asyncrl.storage.run_directory import RunDirectory
-from asyncrl.storage.run_files import environment_of_run, network_of_run, write_run_files
+from asyncrl.storage.run_files import environment_of_run, functions_of_run, network_of_run, write_run_files
 
 
 class Marker:
@@ -78,6 +78,15 @@ def test_a_network_is_kept(tmp_path: Path) -> None:
     network = network_of_run(tmp_path)
     assert network is not None
     assert network(4, 2) == (4, 2)
+
+
+def test_a_function_that_a_number_replaces_in_a_resumed_run_is_not_kept(tmp_path: Path) -> None:
+    keep(tmp_path, "CartPole-v1", DQN(learning_rate=lambda left: 1e-3 * left))
+    assert functions_of_run(tmp_path)["learning_rate"](0.5) == 5e-4
+    keep(tmp_path, "CartPole-v1", DQN(learning_rate=1e-4))
+    assert functions_of_run(tmp_path) == {}, (
+        "the run that goes on once more would get it in place of the number"
+    )
 
 
 def test_nothing_is_unpickled_before_the_environment_is_built(tmp_path: Path) -> None:

@@ -71,7 +71,12 @@ def test_two_groups_from_python_train_one_policy_and_leave_one_summary(tmp_path:
     assert result.policy.predict([0.0] * 4)[0] in (0, 1)
     assert (tmp_path / "run" / "groups" / "1" / "summary.json").exists()
     assert "total_steps = 4000" in (tmp_path / "run" / "config.toml").read_text()
-    more = Trainer.resume(tmp_path / "run", total_steps="+1000").learn().summary
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_text()
+    going_on = Trainer.resume(tmp_path / "run", total_steps="+1000")
+    told = f"{summary['env_steps']:,} steps, {summary['updates']:,} updates"
+    assert going_on.resumed_from[0].endswith(told), "those of all groups"
+    more = going_on.learn().summary
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().startswith(metrics)
     assert summary["env_steps"] + 1000 <= more["env_steps"] < summary["env_steps"] + 1200
     assert summary["updates"] < more["updates"] and len(more["groups"]) == 2
     for before, after in zip(groups, more["groups"], strict=True):
@@ -291,8 +296,21 @@ class SlowToRead:
         return time.sleep, (1.0,)
 
 
+def fails_after_a_second() -> None:
+    time.sleep(1.0)
+    raise ValueError("it is known to the rank alone")
+
+
+class Unreadable:
+    """An object that cannot be unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return fails_after_a_second, ()
+
+
+@pytest.mark.parametrize("outcome", [SlowToRead(), Unreadable()])
 def test_an_outcome_that_is_still_read_when_the_ranks_have_ended_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, outcome: Any
 ) -> None:
     class Ended:
         """A launch whose rank 0 sends its outcome and has ended before it is read."""
@@ -302,7 +320,7 @@ def test_an_outcome_that_is_still_read_when_the_ranks_have_ended_is_kept(
             connection.connect(str(Path(command[-1]) / SOCKET))
             channel = Channel(connection)
             channel.send("hello", 0, 4711)
-            channel.send("result", 0, ["policy", SlowToRead()], None)
+            channel.send("result", 0, ["policy", outcome], None)
             channel.close()
             wait_until(lambda: "asyncrl-rank" in {thread.name for thread in threading.enumerate()}, "it")
             on_end([])
@@ -317,7 +335,11 @@ def test_an_outcome_that_is_still_read_when_the_ranks_have_ended_is_kept(
         config = TrainerConfig(env="any", algo="dqn", groups=2)
         return await Ranks(Job(config, DQN(), source), lambda _: None).run()
 
-    assert asyncio.run(run()) == ["policy", None]
+    if isinstance(outcome, SlowToRead):
+        assert asyncio.run(run()) == ["policy", None]
+    else:
+        with pytest.raises(ValueError, match="known to the rank alone"):
+            asyncio.run(run())
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,37 @@ def test_the_best_evaluation_is_remembered(run: Path) -> None:
     assert len(seen[-1].evaluations) >= 3
 
 
+def test_the_best_of_few_episodes_that_was_corrected_stays_corrected(tmp_path: Path) -> None:
+    """Nothing is learned, so that all evaluations play the same weights, and that over more episodes counts."""
+    algorithm = DQN(learning_starts=100, learning_rate=1e-30, hidden_sizes=(16,), discipline="lockstep")
+    options = {**SMALL, "run_dir": tmp_path, "target_eval_episodes": 9, "eval_interval_steps": 100}
+    first = Trainer("CartPole-v1", algorithm, **options).learn(1_000)
+    assert first.best is not None and first.best.evaluation.episodes == 9
+    assert max(evaluation.return_mean for evaluation in first.evaluations) > first.best.evaluation.return_mean
+    shown: list[Any] = []
+    Trainer.resume(tmp_path, "+8").learn(on_snapshot=shown.append)
+    training = [snapshot for snapshot in shown if snapshot.state == "training"]
+    assert training and training[0].best_evaluation == first.best.evaluation
+
+
+def test_an_evaluation_whose_checkpoint_was_written_before_its_end_is_not_counted_twice(run: Path) -> None:
+    """The best checkpoint is written with its evaluation, before the callbacks of that evaluation are called."""
+    latest = run / "checkpoints" / "latest"
+    state, meta = load(latest)
+    evaluations = {name: column[:1] for name, column in state["run"]["evaluations"].items()}
+    steps = int(evaluations["env_steps"][0])
+    copy = {"weights": state["weights"], "version": meta.policy_version, "updates": meta.updates}
+    pending = [{**copy, "env_steps": steps - 100, "other_steps": 100}]
+    state["run"] |= {"evaluations": evaluations, "pending": pending}
+    save(latest, state, meta)
+    trainer = Trainer.resume(run, "+8")
+    assert trainer.job.resumed is not None and trainer.job.resumed.record()["evaluated"] == 0
+    result = trainer.learn()
+    assert [evaluation.episodes for evaluation in result.evaluations] == [1, 1], "it and the last one"
+    told = [line["eval/total_timesteps"] for line in lines_of(run) if "eval/total_timesteps" in line]
+    assert told == [evaluation.env_steps for evaluation in result.evaluations], "its line is written again"
+
+
 def test_a_run_with_nothing_left_to_do_says_what_to_give(run: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"used up its total_steps: 1,00\d of 1,000") as raised:
         Trainer.resume(run)
@@ -137,10 +168,14 @@ def test_a_target_that_was_reached_no_longer_ends_the_run(kept: Path, run: Path)
     with pytest.raises(ConfigurationError, match="has reached its target_return, 1") as raised:
         Trainer.resume(run)
     assert "--steps +100k" in raised.value.fix
+    lines = [line for line in lines_of(run) if "eval/mean_reward" in line]
     trainer = Trainer.resume(run, "+600")
     assert "target_return 1 was reached and no longer ends the run" in trainer.resumed_from
     result = trainer.learn()
     assert result.stop_reason == "total_steps"
+    steps = [evaluation.env_steps for evaluation in result.evaluations]
+    assert len(steps) == len(set(steps)), "the weights that reached it are not evaluated again"
+    assert [line for line in lines_of(run) if "eval/mean_reward" in line][: len(lines)] == lines
     assert result.summary["env_steps"] > before["env_steps"]
     higher = Trainer.resume(run, "+600", target_return=1e9)
     assert higher.config.target_return == 1e9
@@ -282,6 +317,20 @@ def test_a_kept_replay_is_trained_on_at_once(tmp_path: Path) -> None:
     # Not one of the 160 steps fills a replay again: each pays for 16 samples in batches of 64.
     assert after["updates"] - before["updates"] == pytest.approx(160 * 16 / 64, abs=12)
     assert len(list((tmp_path / "checkpoints").glob("*.replay"))) == 1
+
+
+def test_a_restored_replay_leaves_its_file_free(tmp_path: Path) -> None:
+    """A file that is mapped keeps its space on the disk after the next checkpoint has removed it."""
+    options = {**SMALL, "eval_interval_steps": None, "run_dir": tmp_path, "save_replay_buffer": True}
+    Trainer("CartPole-v1", ALGORITHM, **options).learn(total_steps=400)
+    trainer, mapped = Trainer.resume(tmp_path, "+400"), list[bool]()
+
+    class Maps:
+        def on_start(self, trainer: Trainer) -> None:
+            mapped.append(str(tmp_path) in Path("/proc/self/maps").read_text())
+
+    trainer.learn(callbacks=[Maps()])
+    assert mapped == [False] and "goes on from" in trainer.resumed_from[0]
 
 
 def test_a_damaged_checkpoint_names_the_one_before_it(run: Path) -> None:
