@@ -38,7 +38,7 @@ class TrainerConfig:
     env: Text
     """Gymnasium id of the environment, or the name of its factory."""
 
-    env_file: str | None = None
+    env_file: Text | None = None
     """File with the pickled factory or spec of `env`, kept in the run directory; loading it runs the code in it."""
 
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -84,10 +84,10 @@ class TrainerConfig:
     """Environments per actor, which share one forward pass of the policy; a factory that returns a vector
     environment sets this number."""
 
-    dataset: str | None = None
+    dataset: Text | None = None
     """Minari dataset to learn from alone, without actors (bc, td3bc, iql): its folder; a step is then an update."""
 
-    demonstrations: str | None = None
+    demonstrations: Text | None = None
     """Minari dataset whose steps are a share of every batch, beside those of the actors: its folder."""
 
     demonstration_fraction: Annotated[float, Range(above=0, below=1)] = 0.5
@@ -114,10 +114,10 @@ class TrainerConfig:
     target_eval_episodes: Count = 100
     """Episodes of the evaluation that confirms `target_return`; training pauses during it."""
 
-    eval_env: str | None = None
+    eval_env: Text | None = None
     """Environment of evaluations, an id or the name of a factory; none takes that of training."""
 
-    eval_env_file: str | None = None
+    eval_env_file: Text | None = None
     """File with the pickled factory or spec of `eval_env`, as `env_file`."""
 
     eval_env_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -180,10 +180,10 @@ class TrainerConfig:
     max_actor_bytes: Count | None = None
     """Maximum private memory of an actor in bytes; a larger one is killed and restarted; none sets no limit."""
 
-    run_dir: str | None = None
+    run_dir: Text | None = None
     """Directory of the run's files; none writes no files. By default a command creates one in `runs/`."""
 
-    init_from: str | None = None
+    init_from: Text | None = None
     """Begin with the policy of this run or file, and its critics if the algorithm is the same; the rest begins anew."""
 
     report_interval_seconds: Positive = 1.0

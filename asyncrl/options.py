@@ -107,7 +107,7 @@ class _NotEmpty:
         return "not empty"
 
     def check(self, name: str, value: Any) -> None:
-        if not value:
+        if value is not None and not value:
             raise ValueError(f"{name} must not be empty, got {value!r}")
 
 
@@ -349,13 +349,16 @@ def texts_of_mapping(values: Mapping[str, Any]) -> list[str]:
 
 
 def _convert_union(kinds: tuple[Any, ...], value: Any) -> Any:
+    refused: ValueError = ValueError(value)
     # str last, so that "8080" is a number for `str | int`.
     for kind in sorted(kinds, key=lambda kind: kind is str):
         try:
             return _convert(kind, value)
+        except _TooLarge as error:
+            refused = error
         except (KeyError, TypeError, ValueError):
             continue
-    raise ValueError(value)
+    raise refused
 
 
 def _to_int(value: object) -> int:

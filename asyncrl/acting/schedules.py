@@ -47,6 +47,7 @@ class RateRange:
         """Raise ValueError unless `number` is None or in the range."""
         if not callable(number):
             Range(above=0).check(name, number)
+            Range(finite=True).check(name, number)
             return
         if "progress_remaining" in parameters_of(number):
             raise ValueError(

@@ -116,7 +116,7 @@ def parse_run(arguments: Sequence[str], make_parser: Callable[[list[str]], Parse
         make_parser(algorithms_named([*arguments, given_algorithm])).print_help()
         raise SystemExit(0)
     given_file = last_value(arguments, "--config")
-    file = Path(given_file).expanduser() if given_file else None
+    file = None if given_file is None else Path(given_file).expanduser()
     tables = read_config(file, ALGORITHMS) if file is not None else {}
     in_file = tables.get(TRAINER, {})
     algo = algorithm_name(given_algorithm or in_file.get("algo", ""))

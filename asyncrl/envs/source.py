@@ -145,7 +145,9 @@ class EnvSource:
             return self
         names = [name_of_wrapper(wrapper) for wrapper in wrappers]
         if self.kind == "id" and None not in names:
-            payload = pack_changes(self.payload.decode(), kwargs, [name for name in names if name])
+            payload = pack_changes(
+                self.payload.decode(), kwargs, [name for name in names if name is not None]
+            )
             return EnvSource(self.name, "changed", payload, self.main_only)
         return EnvSource(self.name, "factory", pack_factory(ChangedFactory(self, kwargs, wrappers)))
 

@@ -306,6 +306,15 @@ def test_the_program_runs_as_a_module() -> None:
             [*TRAIN, "--dqn.learning-rate", "-1"],
             "argument --dqn.learning-rate: learning_rate must be greater than 0, got -1.0",
         ),
+        ([*TRAIN, "--dqn.learning-rate", "inf"], "learning_rate must be finite, got inf"),
+        ([*TRAIN, "--steps", "1e20"], "total_steps must be below 2**63 in magnitude, got '1e20'"),
+        *(
+            (
+                [*TRAIN, f"--{name}", ""],
+                f"argument --{name}: {name.replace('-', '_')} must not be empty, got ''",
+            )
+            for name in ("run-dir", "init-from", "dataset", "demonstrations", "eval-env")
+        ),
         (["eval"], "the following arguments are required: RUN"),
         (["eval", "runs/x", "--episodes", "0"], "argument --episodes: episodes must be at least 1, got 0"),
         (["eval", "runs/x", "--episode", "1"], "unknown option --episode; did you mean --episodes?"),

@@ -203,6 +203,7 @@ def test_mistakes_name_what_to_mend() -> None:
         ("gymnasium.wrappers:Flat", "has no attribute 'Flat'"),
         ("no_such_module_at_all:X", "No module named"),
         ("FlattenObservation", "not of the form module:Name"),
+        ("", "not of the form module:Name"),
         ("gymnasium:__version__", "cannot be called"),
     ):
         with pytest.raises(ConfigurationError, match=reason):
