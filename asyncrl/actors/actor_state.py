@@ -1,4 +1,4 @@
-"""State of an actor between two rows: environments in mid-episode, generator, exploration and counters.
+"""State of an actor between two rows: environments in mid-episode, generators, exploration and counters.
 
 With it a later process continues with exactly the row that this one would have made next. The observation to act on is
 in the ring and the weights are in the mailbox, so neither is part of the state.
@@ -6,6 +6,7 @@ in the ring and the weights are in the mailbox, so neither is part of the state.
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ def _state(actor: Actor) -> bytes:
             "actor": attributes(actor),
             "policy": actor.policies if isinstance(actor, ServedActor) else actor.policy,
             "streams": _streams_state(actor.streams),
+            "global_generators": (random.getstate(), np.random.get_state()),
         }
     )
     if not actor.state_was_read:  # once: a pickle of an environment may not load
@@ -66,6 +68,9 @@ def restore_actor(actor: Actor, data: bytes) -> None:
     slot = actor.writer.published & (actor.writer.num_slots - 1)
     newest = actor._first_obs if actor._first_row else actor.writer.obs[:, slot]
     _restore_streams(actor.streams, state["streams"], newest)
+    of_random, of_numpy = state["global_generators"]
+    random.setstate(of_random)
+    np.random.set_state(of_numpy)
 
 
 def _restore_policy(actor: Actor, policy: Any) -> None:

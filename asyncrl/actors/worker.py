@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import select
 import socket
 import time
@@ -125,7 +126,18 @@ class _Commands:
             send_frame(self._channel, state_frame(actor))
 
 
+def _seed_global_generators(seed: int, *spawn_key: int) -> None:
+    """Seed the global generators of `random` and NumPy, from which some environments draw.
+
+    Forked processes share the state of NumPy's: unseeded, all actors and evaluations would see the same draws.
+    """
+    for_random, for_numpy = np.random.SeedSequence(seed, spawn_key=spawn_key).spawn(2)
+    random.seed(for_random.generate_state(4).tobytes())
+    np.random.seed(for_numpy.generate_state(4))
+
+
 def _play_actor(plan: ActorPlan, channel: socket.socket, fds: dict[str, int]) -> None:
+    _seed_global_generators(plan.pool.seed, plan.index, plan.incarnation, 3)
     layout = plan.pool.layout
     segment = Segment.attach(fds["ring"], layout.arrays())
     bell = DoorbellWriter.attach(fds["bell"], fds["bell_pipe"])
@@ -232,6 +244,7 @@ def _play_trial(plan: tuple[EnvSource, float], channel: socket.socket, fds: dict
 
 
 def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, int]) -> None:
+    _seed_global_generators(0)
     policy: Policy = pickle.loads(plan.policy)
     policy.assign_streams(0, 1, 1)
     mailbox = _mailbox_of(policy, fds)
@@ -258,6 +271,7 @@ def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, 
         if level not in players:
             players[level] = player_of(level)
         player = players[level]
+        _seed_global_generators(request["seed"])
         returns, lengths = player.play(**request)
         send_frame(
             channel,
@@ -275,6 +289,7 @@ def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, 
 
 def _play_film(plan: FilmPlan, channel: socket.socket, fds: dict[str, int]) -> None:
     os.nice(FILM_NICENESS)
+    _seed_global_generators(plan.seed)
     policy: Policy = pickle.loads(plan.policy)
     policy.assign_streams(0, 1, 1)
     policy.load_weights(np.frombuffer(plan.weights, np.float32))

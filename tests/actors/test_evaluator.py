@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import random
 import signal
 import time
 from collections.abc import Callable, Coroutine
@@ -165,6 +166,23 @@ def test_remote_evaluations_use_the_weights_they_were_given(server: ForkServer) 
         assert evaluator.pid == pid
 
     remotely(server, EchoesAction, story)
+
+
+class PaysGlobalDraws(fakes.FixedLength):
+    """Environment with rewards from the global generators of NumPy and `random`."""
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        return (obs, np.random.random() + 100 * random.randrange(100), *rest)
+
+
+def test_draws_of_global_generators_repeat_with_the_key(server: ForkServer) -> None:
+    async def story(evaluator: RemoteEvaluator) -> None:
+        returns = [(await evaluator.evaluate(weights(0), 4, key))[0].tolist() for key in ((0,), (1,), (0,))]
+        assert returns[0] == returns[2]
+        assert not set(returns[0]) & set(returns[1])
+
+    remotely(server, PaysGlobalDraws, story)
 
 
 def test_requests_take_turns_and_the_key_alone_says_which_episodes_are_played(server: ForkServer) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import itertools
 import os
+import random
 import re
 import signal
 from typing import Any
@@ -180,6 +181,36 @@ def test_actor_killed_is_started_again_as_next_incarnation(server: ForkServer) -
             assert ring.statistics().incarnation == 1 and not rig.failures
 
     asyncio.run(story())
+
+
+class DrawsGlobally(fakes.SimpleEnv):
+    """Environment whose observations are draws of the global generators of NumPy and `random`."""
+
+    def observe(self) -> Any:
+        return np.array([np.random.random(), random.random()], np.float32)
+
+
+def test_global_generators_differ_over_actors_and_lives_and_repeat_over_runs(server: ForkServer) -> None:
+    runs = []
+
+    async def story() -> None:
+        async with Rig(server, DrawsGlobally, num_actors=2, num_envs=1) as rig:
+            rig.publish_weights()
+            rig.grant(21)
+            await rig.rows(20)
+            os.kill(rig.pool.statistics()[0].pid, signal.SIGKILL)
+            await until(lambda: rig.deaths == [0], "a death")
+            rig.grant(21)
+            await rig.rows(40)
+            lives = [ring.obs[0, first : first + 19].copy() for ring in rig.pool.rings for first in (0, 21)]
+            runs.append(np.stack(lives))
+
+    for _ in range(2):
+        asyncio.run(story())
+    first, again = runs
+    assert (first == again).all()
+    assert np.unique(first[..., 0]).size == first[..., 0].size, "no draw of NumPy's comes twice"
+    assert np.unique(first[..., 1]).size == first[..., 1].size
 
 
 def test_actor_that_dies_too_often_is_reported(server: ForkServer) -> None:

@@ -9,10 +9,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv
+
 from asyncrl import DQN, IMPALA, PPO, R2D2, SAC, Trainer
 from asyncrl.run.result import TrainResult
 
-RUNS: dict[str, tuple[str, Any]] = {
+
+class NoisyCartPole(CartPoleEnv):
+    """CartPole with noise from NumPy's global generator."""
+
+    def step(self, action: Any) -> Any:
+        obs, *rest = super().step(action)
+        return (obs + np.random.normal(scale=0.01, size=4).astype(np.float32), *rest)
+
+
+RUNS: dict[str, tuple[Any, Any]] = {
     "dqn": (
         "CartPole-v1",
         DQN(
@@ -51,6 +63,10 @@ RUNS: dict[str, tuple[str, Any]] = {
             replay_capacity=512,
             samples_per_insert=4,
         ),
+    ),
+    "global-noise": (
+        NoisyCartPole,
+        PPO(discipline="lockstep", segment_length=32, epochs=2, hidden_sizes=(16, 16)),
     ),
     "synchronous": (
         "CartPole-v1",
