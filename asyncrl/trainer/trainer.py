@@ -665,7 +665,7 @@ class Trainer(ShownByCard, metaclass=Answering):
         probing = await self._probe_while_loading(server)
         of_user: dict[str, Any] = {"trainer": self, "callbacks": self._callbacks, "logged": self._logged}
         from asyncrl.run.grouped import Alone, Group, own_place
-        from asyncrl.run.run import Run
+        from asyncrl.run.run import Run, ended
         from asyncrl.trainer.ranks import Ranks
 
         job, config = self.job, self.config
@@ -692,6 +692,8 @@ class Trainer(ShownByCard, metaclass=Answering):
             )
         except BaseException as error:
             group.tell_failure(error)  # the other groups would wait for this one
+            if probing is not None:
+                await ended(probing)
             raise
 
     def _receive(self, snapshot: Snapshot) -> None:

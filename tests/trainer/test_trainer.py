@@ -4,6 +4,8 @@ That nothing is left behind is checked after every test by `conftest.py`.
 """
 
 import asyncio
+import gc
+import importlib
 import json
 import os
 import signal
@@ -80,6 +82,16 @@ def test_run_directory_holds_what_was_told_and_measured(tmp_path):
     assert not (run / "http.json").exists()
     with pytest.raises(errors.ConfigurationError, match="holds a run"):
         Trainer("CartPole-v1", small(), run_dir=run, **SMALL).learn(total_steps=100)
+
+
+def test_a_refused_directory_leaves_no_other_error(tmp_path, caplog):
+    for module in ("asyncrl.run.run", "asyncrl.trainer.ranks"):
+        importlib.import_module(module)  # before, as by an earlier run: the probe is under way at the refusal
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(errors.ConfigurationError, match="holds a run"):
+        Trainer("CartPole-v1", small(), run_dir=tmp_path, **SMALL).learn(total_steps=100)
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 def test_checkpoint_acts_as_the_returned_policy(tmp_path):
