@@ -273,16 +273,8 @@ def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, 
         player = players[level]
         _seed_global_generators(request["seed"])
         returns, lengths = player.play(**request)
-        send_frame(
-            channel,
-            {
-                "kind": "returns",
-                "returns": returns,
-                "lengths": lengths,
-                "cut": player.cut_episodes,
-                "success_rate": success_rate(player.successes),
-            },
-        )
+        answer = {"returns": returns, "lengths": lengths, "cut": player.cut_episodes}
+        send_frame(channel, {"kind": "returns", **answer, "success_rate": success_rate(player.successes)})
     for player in players.values():
         player.close()
 

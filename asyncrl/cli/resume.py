@@ -61,7 +61,10 @@ def _answer(algorithm: str | None, flag: str) -> str | None:
     owner, _, option = flag.removeprefix("--").removeprefix("no-").rpartition(".")
     name = option.replace("-", "_")
     if name in FIXED:
-        return f"{flag} may not change when a run goes on: {FIXED[name]}"
+        return (
+            f"{flag} may not change when a run goes on: {FIXED[name]}; begin a new run, with --init-from RUN where "
+            "spaces and network are the same"
+        )
     if owner not in ALGORITHMS or owner == algorithm:
         return None
     if algorithm is None:

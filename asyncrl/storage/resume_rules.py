@@ -104,5 +104,6 @@ def refused_change(name: str, before: Any, after: Any, reason: str) -> Configura
     return ConfigurationError(
         f"{name} may not change when a run goes on: {reason}",
         facts={"option": name, "of the run": before, "asked for": after},
-        fix=f"leave {name} as it is, or begin a new run with init_from, which takes over the policy's weights only",
+        fix=f"leave {name} as it is, or begin a new run; init_from gives it the policy, where spaces and network are "
+        "the same",
     )

@@ -18,6 +18,7 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     for arguments, text in (
         (["resume"], "the following arguments are required: RUN"),
         (["resume", str(tmp_path), "--seed", "1"], "error: --seed may not change when a run goes on"),
+        (["resume", str(tmp_path), "--env-kwargs", "gravity:8"], "begin a new run, with --init-from RUN"),
         (
             ["resume", str(tmp_path), "--dqn.gamma", "0.9"],
             "error: --dqn.gamma changes a run of dqn, and no argument is",
@@ -27,7 +28,7 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
         with pytest.raises(SystemExit) as stop:
             main(arguments)
         assert stop.value.code == 2
-        assert text in capsys.readouterr().err
+        assert text in " ".join(capsys.readouterr().err.split())
     assert main(["resume", str(tmp_path)]) == 1
     assert "there is no run in" in capsys.readouterr().err
 
