@@ -68,9 +68,10 @@ def restore_actor(actor: Actor, data: bytes) -> None:
     slot = actor.writer.published & (actor.writer.num_slots - 1)
     newest = actor._first_obs if actor._first_row else actor.writer.obs[:, slot]
     _restore_streams(actor.streams, state["streams"], newest)
-    of_random, of_numpy = state["global_generators"]
-    random.setstate(of_random)
-    np.random.set_state(of_numpy)
+    if "global_generators" in state:  # not in the first checkpoints of version 0.1
+        of_random, of_numpy = state["global_generators"]
+        random.setstate(of_random)
+        np.random.set_state(of_numpy)
 
 
 def _restore_policy(actor: Actor, policy: Any) -> None:
