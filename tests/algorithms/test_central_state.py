@@ -146,10 +146,10 @@ ON_POLICY = MAPPO(gamma=0.5, segment_length=32, learning_rate=3e-3, discipline="
 @pytest.mark.parametrize(
     ("algorithm", "steps"),
     [
-        (QMIX(**OFF_POLICY, exploration_steps=100), 1_000),
-        (MADDPG(**OFF_POLICY), 1_000),
-        (ON_POLICY, 4_000),
-        (dataclasses.replace(ON_POLICY, inference="server", normalize_observations=True), 4_000),
+        (QMIX(**OFF_POLICY, exploration_steps=100), 500),
+        (MADDPG(**OFF_POLICY), 500),
+        (ON_POLICY, 1_500),
+        (dataclasses.replace(ON_POLICY, inference="server", normalize_observations=True), 1_500),
     ],
 )
 def test_the_state_explains_what_no_observation_shows(algorithm: Any, steps: int) -> None:

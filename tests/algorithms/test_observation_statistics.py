@@ -8,7 +8,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from waiting import PATIENCE_SECONDS
 
 from asyncrl import C51, DQN, QRDQN, SAC, TD3, CrossQ, Rainbow, Trainer
 from asyncrl.acting.layouts import NetworkLayout
@@ -120,25 +119,21 @@ def test_later_batches_count_once_in_a_while() -> None:
 
 
 class Scaled(gymnasium.ObservationWrapper):
-    """CartPole with observations multiplied by ten thousand."""
+    """CartPole with a position and a speed of ten thousands, and an angle and its speed of thousandths."""
 
     def __init__(self) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
-        return (1e4 * observation).astype(np.float32)
-
-
-def trained(normalize: bool) -> float:
-    algorithm = DQN.preset("CartPole-v1", normalize_observations=normalize)
-    options = {**DQN.preset_options("CartPole-v1"), "eval_interval_steps": 1000}
-    with Trainer(Scaled, algorithm, seed=0, http="off", **options) as trainer:
-        result = trainer.learn(target_return=200.0, total_steps=16_000, max_seconds=2 * PATIENCE_SECONDS)
-    assert result.evaluation is not None
-    return result.evaluation.return_mean
+        return (observation * (1e4, 1e4, 1e-3, 1e-3)).astype(np.float32)
 
 
 @pytest.mark.slow
 def test_dqn_learns_from_observations_of_any_scale() -> None:
-    assert trained(normalize=True) >= 200.0
+    """As they are, the observations have led to returns below 50."""
+    algorithm = DQN.preset("CartPole-v1", normalize_observations=True)
+    options = {**DQN.preset_options("CartPole-v1"), "eval_interval_steps": 1000, "target_eval_episodes": 20}
+    with Trainer(Scaled, algorithm, seed=0, http="off", **options) as trainer:
+        result = trainer.learn(target_return=150.0, total_steps=6_000)
+    assert result.stop_reason == "target_return", result.evaluation

@@ -120,6 +120,12 @@ SHARED = {
 }
 SHARED |= {f"graph of {name}" for name in ("uniform", "bytes", "normalised", "own", "medium", "bfloat16")}
 
+REPRESENTED = {"c51", "qrdqn", "rainbow", "ddpg", "td3bc", "tqc", "a2c", "impala"}
+"""Algorithms whose updater's class is DQN's, TD3's, SAC's or PPO's, or adds a loss to it."""
+OF_A_CLASS = {"frames", "noisy frames", "bytes", "own", "batch norm", "lstm", "graph of masked"}
+OF_A_CLASS |= {f"graph of {name}" for name in ("frames", "noisy", "noisy frames")}
+"""Settings of networks and inputs, which no loss sees."""
+
 
 def settings(name: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """Settings of an algorithm, by name: a kind of environment, and options."""
@@ -138,7 +144,8 @@ def settings(name: str) -> dict[str, tuple[str, dict[str, Any]]]:
             found = {setting: kind for setting, kind in found.items() if setting != "frames"}
     else:
         found, own = Q_SETTINGS | GRAPHS, {}
-    return {key: value for key, value in found.items() if name in ALL or key not in SHARED} | own
+    left_out = set() if name in ALL else SHARED | (OF_A_CLASS if name in REPRESENTED else set())
+    return {key: value for key, value in found.items() if key not in left_out} | own
 
 
 CASES = [(name, setting) for name in sorted(ALGORITHMS) for setting in settings(name)]

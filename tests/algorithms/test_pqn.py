@@ -260,13 +260,13 @@ def steps_until_solved(algorithm: PQN, seed: int, limit: int, envs: int = 16) ->
     return None
 
 
-def test_cartpole_is_solved_on_every_seed() -> None:
+def test_cartpole_is_solved() -> None:
     """Seeds 1 to 3 took 10,240, 14,336 and 12,288 steps when this was written.
 
-    Without layer normalisation seeds 1 and 2, and with one-step targets seed 2, had not solved it after 24,000.
+    Without layer normalisation seeds 1 and 2, and with one-step targets seed 2, had not solved it after 24,000: seed 2
+    finds what the three do.
     """
-    algorithm = PQN.preset("CartPole-v1")
-    assert None not in [steps_until_solved(algorithm, seed, 20_480) for seed in (1, 2, 3)]
+    assert steps_until_solved(PQN.preset("CartPole-v1"), 2, 20_480) is not None
 
 
 def test_what_pqn_lacks_is_refused() -> None:

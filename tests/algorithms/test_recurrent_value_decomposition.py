@@ -352,6 +352,8 @@ def test_a_team_remembers_and_does_not_without_a_memory(algorithm: Any, tmp_path
             start = False
         right += sum(rewards.values()) == 1.0
     assert right >= 36
+    if algorithm.name == "qmix":
+        return  # that the game needs a memory is shown once
     without = trained(type(algorithm)(**LEARNING), max(8_000, result.summary["env_steps"]))
     assert without.stop_reason == "total_steps" and without.summary["eval"]["return_mean"] < 0.5, (
         without.summary

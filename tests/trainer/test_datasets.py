@@ -121,10 +121,10 @@ def test_another_dataset_is_refused_when_a_run_goes_on(balanced: str, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("record", "lowest", "most"),
+    ("record", "updates", "lowest", "most"),
     [
         # The best policy reaches about -0.6, a random one -5.
-        (TD3BC(hidden_sizes=(32,), batch_size=64, learning_rate=3e-3, tau=0.05, alpha=10.0), -1.2, 0.0),
+        (TD3BC(hidden_sizes=(32,), batch_size=64, learning_rate=3e-3, tau=0.05, alpha=10.0), 800, -1.2, 0.0),
         (
             IQL(
                 hidden_sizes=(32,),
@@ -134,20 +134,21 @@ def test_another_dataset_is_refused_when_a_run_goes_on(balanced: str, tmp_path: 
                 expectile=0.9,
                 inverse_temperature=10.0,
             ),
+            1_500,
             -1.6,
             0.0,
         ),
-        (BC(hidden_sizes=(32,), batch_size=64, learning_rate=3e-3), -20.0, -2.5),
+        (BC(hidden_sizes=(32,), batch_size=64, learning_rate=3e-3), 800, -20.0, -2.5),
     ],
     ids=["td3bc", "iql", "bc"],
 )
 def test_better_than_the_random_actions_of_the_dataset(
-    record: Any, lowest: float, most: float, random_reach: str
+    record: Any, updates: int, lowest: float, most: float, random_reach: str
 ) -> None:
     """Imitation of random actions stays bad; a wrong expectile, weight or scale does not pass the bar."""
     result = Trainer(
         Reach, record, dataset=random_reach, eval_interval_steps=None, **RUN | {"target_eval_episodes": 50}
-    ).learn(total_steps=1_500)
+    ).learn(total_steps=updates)
     assert result.evaluation is not None and lowest <= result.evaluation.return_mean <= most
 
 

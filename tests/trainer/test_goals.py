@@ -131,8 +131,8 @@ def test_eight_bits_are_flipped_with_hindsight_and_not_without(n_step: int) -> N
         "seed": 0,
         "target_eval_episodes": 100,
     }
-    result = trained("asyncrl/BitFlip-v0", DQN(**options), 8_000, **run)
+    result = trained("asyncrl/BitFlip-v0", DQN(**options), 5_000, **run)
     assert result.summary["eval"]["return_mean"] > -4.5, result.summary
     if n_step == 1:
-        without = trained("asyncrl/BitFlip-v0", DQN(n_sampled_goal=0, **options), 8_000, **run)
+        without = trained("asyncrl/BitFlip-v0", DQN(n_sampled_goal=0, **options), 5_000, **run)
         assert without.summary["eval"]["return_mean"] < -7.0, without.summary
