@@ -342,7 +342,10 @@ def _array_of(obs: Any, leaf: Leaf) -> NDArray[Any]:
         for key in leaf.path:
             obs = obs[int(key)] if isinstance(obs, tuple | list) else obs[key]
     except (IndexError, KeyError, TypeError, ValueError):
-        raise ValueError(f"the observation must hold {_name_of(leaf)}, got {type(obs).__name__}") from None
+        got = type(obs).__name__ + (
+            f" of {', '.join(map(str, obs))}" if isinstance(obs, Mapping) and obs else ""
+        )
+        raise ValueError(f"the observation must hold {_name_of(leaf)}, got {got}") from None
     return np.asarray(obs)
 
 

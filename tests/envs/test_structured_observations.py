@@ -127,7 +127,7 @@ def test_observations_off_their_space_are_told() -> None:
         def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
             return {"camera": np.zeros((28, 12, 3), np.uint8)}, {}
 
-    with pytest.raises(ObservationOffSpace, match="the observation must hold gear, got dict"):
+    with pytest.raises(ObservationOffSpace, match="the observation must hold gear, got dict of camera"):
         packed(Wrong(IMAGES)).reset(seed=0)
     spec = spec_of(spaces.Discrete(3))
     with pytest.raises(ValueError, match="a choice must be from 0 to 2, got 3"):
