@@ -7,6 +7,7 @@ in the ring and the weights are in the mailbox, so neither is part of the state.
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def _state(actor: Actor) -> bytes:
             "actor": attributes(actor),
             "policy": actor.policies if isinstance(actor, ServedActor) else actor.policy,
             "streams": _streams_state(actor.streams),
-            "global_generators": (random.getstate(), np.random.get_state()),
+            "global_generators": _global_generators(),
         }
     )
     if not actor.state_was_read:  # once: a pickle of an environment may not load
@@ -69,9 +70,21 @@ def restore_actor(actor: Actor, data: bytes) -> None:
     newest = actor._first_obs if actor._first_row else actor.writer.obs[:, slot]
     _restore_streams(actor.streams, state["streams"], newest)
     if "global_generators" in state:  # not in the first checkpoints of version 0.1
-        of_random, of_numpy = state["global_generators"]
-        random.setstate(of_random)
-        np.random.set_state(of_numpy)
+        _restore_global_generators(*state["global_generators"])
+
+
+def _global_generators() -> tuple[Any, Any, bytes | None]:
+    """States of the global generators of `random`, NumPy and torch, None for torch if it is not loaded."""
+    torch = sys.modules.get("torch")
+    of_torch = None if torch is None else torch.get_rng_state().numpy().tobytes()
+    return random.getstate(), np.random.get_state(), of_torch
+
+
+def _restore_global_generators(of_random: Any, of_numpy: Any, of_torch: bytes | None) -> None:
+    random.setstate(of_random)
+    np.random.set_state(of_numpy)
+    if of_torch is not None and (torch := sys.modules.get("torch")) is not None:
+        torch.set_rng_state(torch.frombuffer(bytearray(of_torch), dtype=torch.uint8))
 
 
 def _restore_policy(actor: Actor, policy: Any) -> None:

@@ -21,6 +21,7 @@ import pickle
 import random
 import select
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -127,17 +128,21 @@ class _Commands:
 
 
 def _seed_global_generators(seed: int, *spawn_key: int) -> None:
-    """Seed the global generators of `random` and NumPy, from which some environments draw.
+    """Seed the global generators of `random`, NumPy and, if it is loaded, torch, from which some environments draw.
 
-    Forked processes share the state of NumPy's: unseeded, all actors and evaluations would see the same draws.
+    Forked processes share the state of NumPy's: unseeded, all actors and evaluations would see the same draws. That of
+    torch is another one in every process: unseeded, no run would repeat.
     """
-    for_random, for_numpy = np.random.SeedSequence(seed, spawn_key=spawn_key).spawn(2)
+    for_random, for_numpy, for_torch = np.random.SeedSequence(seed, spawn_key=spawn_key).spawn(3)
     random.seed(for_random.generate_state(4).tobytes())
     np.random.seed(for_numpy.generate_state(4))
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(int(for_torch.generate_state(1, np.uint64)[0]))
 
 
 def _play_actor(plan: ActorPlan, channel: socket.socket, fds: dict[str, int]) -> None:
-    _seed_global_generators(plan.pool.seed, plan.index, plan.incarnation, 3)
+    generators = plan.pool.seed, plan.index, plan.incarnation
+    _seed_global_generators(*generators, 3)
     layout = plan.pool.layout
     segment = Segment.attach(fds["ring"], layout.arrays())
     bell = DoorbellWriter.attach(fds["bell"], fds["bell_pipe"])
@@ -146,6 +151,7 @@ def _play_actor(plan: ActorPlan, channel: socket.socket, fds: dict[str, int]) ->
     writer.heartbeat()
     actor = _make_actor(plan, writer, fds)
     if plan.state is None:
+        _seed_global_generators(*generators, 4)  # again, because the environments may have loaded torch
         actor.begin()
     else:
         restore_actor(actor, plan.state)
@@ -281,11 +287,11 @@ def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, 
 
 def _play_film(plan: FilmPlan, channel: socket.socket, fds: dict[str, int]) -> None:
     os.nice(FILM_NICENESS)
-    _seed_global_generators(plan.seed)
     policy: Policy = pickle.loads(plan.policy)
     policy.assign_streams(0, 1, 1)
     policy.load_weights(np.frombuffer(plan.weights, np.float32))
     env: Any = build_rendering(plan.source, "rgb_array")
+    _seed_global_generators(plan.seed)
     with VideoWriter(Path(plan.path), frames_per_second(env), FILM_PIXELS) as video:
         player = EpisodePlayer(plan.source, policy, 1, lambda _: video.write(env.render()), env)
         returns, lengths = player.play(1, plan.seed, plan.max_steps, deterministic=plan.deterministic)

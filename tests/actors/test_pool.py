@@ -18,6 +18,7 @@ from actors_rig import Rig, until
 from waiting import is_running
 
 from asyncrl.actors import supervised
+from asyncrl.actors.actor_state import _global_generators, _restore_global_generators
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.probe import probe, trial
 from asyncrl.envs.source import EnvSource
@@ -211,6 +212,50 @@ def test_global_generators_differ_over_actors_and_lives_and_repeat_over_runs(ser
     assert (first == again).all()
     assert np.unique(first[..., 0]).size == first[..., 0].size, "no draw of NumPy's comes twice"
     assert np.unique(first[..., 1]).size == first[..., 1].size
+
+
+def test_states_of_global_generators_are_restored() -> None:
+    def draws() -> tuple[float, float, float]:
+        return random.random(), np.random.random(), torch.rand(()).item()
+
+    import torch
+
+    kept = _global_generators()
+    try:
+        first, _ = draws(), draws()
+        _restore_global_generators(*kept)
+        assert draws() == first
+    finally:
+        _restore_global_generators(*kept)
+
+
+class DrawsFromTorch(fakes.SimpleEnv):
+    """Environment whose observations are draws of torch's global generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import torch
+
+        self.draw = torch.rand
+
+    def observe(self) -> Any:
+        return self.draw(2).numpy()
+
+
+def test_draws_from_torch_differ_over_actors_and_repeat_over_runs(server: ForkServer) -> None:
+    runs = []
+
+    async def story() -> None:
+        async with Rig(server, DrawsFromTorch, num_actors=2, num_envs=1) as rig:
+            rig.publish_weights()
+            rig.grant(11)
+            await rig.rows(10)
+            runs.append(np.stack([ring.obs[0, :10] for ring in rig.pool.rings]))
+
+    for _ in range(2):
+        asyncio.run(story())
+    first, again = runs
+    assert (first == again).all() and np.unique(first).size == first.size
 
 
 def test_actor_that_dies_too_often_is_reported(server: ForkServer) -> None:
