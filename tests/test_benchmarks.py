@@ -169,3 +169,10 @@ def test_a_suspension_that_is_cut_short_is_undone(scripts: Callable[[str], Any])
         assert suspended == [child.pid]
         child.communicate(timeout=20)
     assert child.returncode == 0
+
+
+@pytest.mark.parametrize("case", ["dqn_64", "sac_64", "ppo_continuous"])
+def test_updates_are_made_by_kernel_and_by_formula(scripts: Callable[[str], Any], case: str) -> None:
+    """It replaces parts of the updaters, which may have changed."""
+    ways = scripts("systems.loss_kernels").ways(case)
+    assert set(ways) >= {"kernel", "formula"} and all(update() >= 1 for update in ways.values())
