@@ -6,13 +6,12 @@ in the ring and the weights are in the mailbox, so neither is part of the state.
 
 from __future__ import annotations
 
-import random
-import sys
 from typing import Any
 
 import numpy as np
 
 from asyncrl.actors.actor import Actor
+from asyncrl.actors.global_generators import restore_generators, states_of_generators
 from asyncrl.actors.served_actor import ServedActor
 from asyncrl.actors.streams import AgentStreams, PlainStreams, Streams, VectorStreams
 from asyncrl.envs.env_state import StateNotKept, pack_state, unpack_state
@@ -35,7 +34,7 @@ def _state(actor: Actor) -> bytes:
             "actor": attributes(actor),
             "policy": actor.policies if isinstance(actor, ServedActor) else actor.policy,
             "streams": _streams_state(actor.streams),
-            "global_generators": _global_generators(),
+            "global_generators": states_of_generators(),
         }
     )
     if not actor.state_was_read:  # once: a pickle of an environment may not load
@@ -70,21 +69,7 @@ def restore_actor(actor: Actor, data: bytes) -> None:
     newest = actor._first_obs if actor._first_row else actor.writer.obs[:, slot]
     _restore_streams(actor.streams, state["streams"], newest)
     if "global_generators" in state:  # not in the first checkpoints of version 0.1
-        _restore_global_generators(*state["global_generators"])
-
-
-def _global_generators() -> tuple[Any, Any, bytes | None]:
-    """States of the global generators of `random`, NumPy and torch, None for torch if it is not loaded."""
-    torch = sys.modules.get("torch")
-    of_torch = None if torch is None else torch.get_rng_state().numpy().tobytes()
-    return random.getstate(), np.random.get_state(), of_torch
-
-
-def _restore_global_generators(of_random: Any, of_numpy: Any, of_torch: bytes | None) -> None:
-    random.setstate(of_random)
-    np.random.set_state(of_numpy)
-    if of_torch is not None and (torch := sys.modules.get("torch")) is not None:
-        torch.set_rng_state(torch.frombuffer(bytearray(of_torch), dtype=torch.uint8))
+        restore_generators(state["global_generators"])
 
 
 def _restore_policy(actor: Actor, policy: Any) -> None:

@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import os
 import pickle
-import random
 import select
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -34,6 +32,7 @@ from asyncrl.actors.actor import Actor, ActorIdentity
 from asyncrl.actors.actor_state import restore_actor, state_frame
 from asyncrl.actors.episodes import EpisodePlayer
 from asyncrl.actors.frames import receive_frame, send_frame
+from asyncrl.actors.global_generators import seed_generators
 from asyncrl.actors.plans import QUIT, SAVE, ActorPlan, EvaluatorPlan, FilmPlan
 from asyncrl.actors.self_play import PolicyWithOpponents, SelfPlayActor
 from asyncrl.actors.served_actor import ServedActor
@@ -127,22 +126,9 @@ class _Commands:
             send_frame(self._channel, state_frame(actor))
 
 
-def _seed_global_generators(seed: int, *spawn_key: int) -> None:
-    """Seed the global generators of `random`, NumPy and, if it is loaded, torch, from which some environments draw.
-
-    Forked processes share the state of NumPy's: unseeded, all actors and evaluations would see the same draws. That of
-    torch is another one in every process: unseeded, no run would repeat.
-    """
-    for_random, for_numpy, for_torch = np.random.SeedSequence(seed, spawn_key=spawn_key).spawn(3)
-    random.seed(for_random.generate_state(4).tobytes())
-    np.random.seed(for_numpy.generate_state(4))
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.manual_seed(int(for_torch.generate_state(1, np.uint64)[0]))
-
-
 def _play_actor(plan: ActorPlan, channel: socket.socket, fds: dict[str, int]) -> None:
-    generators = plan.pool.seed, plan.index, plan.incarnation
-    _seed_global_generators(*generators, 3)
+    seed, life = plan.pool.seed, (plan.index, plan.incarnation)
+    seed_generators(seed, (*life, 3))
     layout = plan.pool.layout
     segment = Segment.attach(fds["ring"], layout.arrays())
     bell = DoorbellWriter.attach(fds["bell"], fds["bell_pipe"])
@@ -150,8 +136,8 @@ def _play_actor(plan: ActorPlan, channel: socket.socket, fds: dict[str, int]) ->
     writer.set_state(STARTING)
     writer.heartbeat()
     actor = _make_actor(plan, writer, fds)
+    seed_generators(seed, (*life, 4))  # again, because the environments may have loaded torch
     if plan.state is None:
-        _seed_global_generators(*generators, 4)  # again, because the environments may have loaded torch
         actor.begin()
     else:
         restore_actor(actor, plan.state)
@@ -250,7 +236,7 @@ def _play_trial(plan: tuple[EnvSource, float], channel: socket.socket, fds: dict
 
 
 def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, int]) -> None:
-    _seed_global_generators(0)
+    seed_generators(0)
     policy: Policy = pickle.loads(plan.policy)
     policy.assign_streams(0, 1, 1)
     mailbox = _mailbox_of(policy, fds)
@@ -277,7 +263,7 @@ def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, 
         if level not in players:
             players[level] = player_of(level)
         player = players[level]
-        _seed_global_generators(request["seed"])
+        seed_generators(request["seed"])
         returns, lengths = player.play(**request)
         answer = {"returns": returns, "lengths": lengths, "cut": player.cut_episodes}
         send_frame(channel, {"kind": "returns", **answer, "success_rate": success_rate(player.successes)})
@@ -291,7 +277,7 @@ def _play_film(plan: FilmPlan, channel: socket.socket, fds: dict[str, int]) -> N
     policy.assign_streams(0, 1, 1)
     policy.load_weights(np.frombuffer(plan.weights, np.float32))
     env: Any = build_rendering(plan.source, "rgb_array")
-    _seed_global_generators(plan.seed)
+    seed_generators(plan.seed)
     with VideoWriter(Path(plan.path), frames_per_second(env), FILM_PIXELS) as video:
         player = EpisodePlayer(plan.source, policy, 1, lambda _: video.write(env.render()), env)
         returns, lengths = player.play(1, plan.seed, plan.max_steps, deterministic=plan.deterministic)

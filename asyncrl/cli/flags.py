@@ -92,9 +92,8 @@ class Parser(argparse.ArgumentParser):
         defaults: dict[str, Any] = {"prog": f"asyncrl {usage.split()[0]}", "formatter_class": Help}
         options = defaults | options | {"usage": f"asyncrl {usage}", "description": description}
         super().__init__(allow_abbrev=False, **options)
-        self._negative_number_matcher = re.compile(
-            r"-\.?\d"
-        )  # values too: -1e3, -200k; argparse knows -1 and -0.5
+        # Values too are -1e3 and -200k; argparse knows -1 and -0.5.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
         self._answer = answer
 
     def parse_exactly(self, arguments: Sequence[str]) -> argparse.Namespace:

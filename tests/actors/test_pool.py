@@ -18,8 +18,8 @@ from actors_rig import Rig, until
 from waiting import is_running
 
 from asyncrl.actors import supervised
-from asyncrl.actors.actor_state import _global_generators, _restore_global_generators
 from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.global_generators import restore_generators, states_of_generators
 from asyncrl.actors.probe import probe, trial
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import (
@@ -220,13 +220,13 @@ def test_states_of_global_generators_are_restored() -> None:
 
     import torch
 
-    kept = _global_generators()
+    kept = states_of_generators()
     try:
         first, _ = draws(), draws()
-        _restore_global_generators(*kept)
+        restore_generators(kept)
         assert draws() == first
     finally:
-        _restore_global_generators(*kept)
+        restore_generators(kept)
 
 
 class DrawsFromTorch(fakes.SimpleEnv):
