@@ -169,8 +169,9 @@ class Graph:
                 self.before[key] = whole, whole.clone()
 
     def undo(self) -> None:
-        for whole, before in self.before.values():
-            whole.copy_(before)
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # no operation of the device
+            for whole, before in self.before.values():
+                whole.copy_(before)
         self.before.clear()
 
 
@@ -486,6 +487,8 @@ class LabelledDevice:
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """Arguments that an operation writes."""
     found = []
+    if func._schema.name == "aten::native_batch_norm" and args[5]:  # its schema does not tell
+        found += [statistic for statistic in args[3:5] if statistic is not None]
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[index] if index < len(args) else kwargs.get(argument.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from asyncrl.algorithms.offline import Offline
 from asyncrl.algorithms.replay_update import ReplayUpdate
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.envs.observations import mask_reader
-from asyncrl.interfaces import Batch, EnvSpec
+from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 from asyncrl.networks.architecture import Architecture
 from asyncrl.networks.flat_vector import FlatVector
 from asyncrl.networks.gradients import HasLoss, output_gradients
@@ -68,13 +69,18 @@ class CloningUpdate(ReplayUpdate):
         return CloningBuffers(batch, self)
 
     def _update(self, buffers: CloningBuffers) -> None:
+        self._optimizer.set_learning_rate(self.config.learning_rate_at(self._updates, self._progress))
+        self._run(partial(self._compute, buffers))
+
+    def _compute(self, buffers: CloningBuffers) -> None:
+        """Run the part of an update that needs the device only; the operations are the same for every batch."""
         masks = () if buffers.mask is None else (buffers.mask,)
         out = buffers.policy.forward()
         result, (grad,) = output_gradients(self._loss_of, (out,), buffers.batch.action, *masks)
         self._loss = result.loss.detach()
         buffers.policy.backward(grad)
         self.vector.begin_step()
-        self._optimizer.step(self.config.learning_rate_at(self._updates, self._progress))
+        self._optimizer.step(self._optimizer.learning_rate)
 
     def _begin_network(self, flat: Tensor) -> None:
         self.policy.flat.copy_(flat)
@@ -92,9 +98,12 @@ class CloningBuffers:
     """
 
     def __init__(self, batch: StagedBatch, update: CloningUpdate) -> None:
-        self.batch, self._device = batch, update.device
-        self._mask = mask_reader(update.spec)
+        self.batch, self._mask = batch, mask_reader(update.spec)
         self.mask: Tensor | None = None
+        if self._mask is not None and isinstance(update.spec.action, DiscreteAction):
+            self.mask = torch.ones(
+                batch.size, update.spec.action.n, dtype=torch.bool, device=batch.rows.device
+            )
         rows = batch.rows[: batch.size]
         self.policy = update.policy.make_pass(
             rows, update._gradient, weight_rows=batch.size, precision=update.precision
@@ -103,5 +112,5 @@ class CloningBuffers:
     def stage(self, batch: Batch) -> None:
         """Copy the batch; no reference to it is kept."""
         self.batch.stage(batch)
-        if self._mask is not None:
-            self.mask = torch.from_numpy(self._mask(batch.obs)).to(self._device)
+        if self._mask is not None and self.mask is not None:
+            self.mask.copy_(torch.from_numpy(self._mask(batch.obs)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -66,6 +66,8 @@ class Buffers:
         obs, next_obs: `[B, inputs]`, views of the batch.
         x: `[3 B, inputs + d]`, inputs of the critics: (obs, action), (obs, own action), (next_obs, own action).
         own_action, next_action: `[B, d]`, views of the last columns of `x`.
+        learned: results of the last update with the actor and of the last one without it.
+        priorities: `[B, 1]`, means over critics of |TD error|, if the replay is prioritized.
     """
 
     def __init__(self, batch: StagedBatch, layout: BoxLayout) -> None:
@@ -73,6 +75,8 @@ class Buffers:
         self.obs, self.next_obs = batch.rows.split(self.size)
         self.x = batch.rows.new_zeros(3 * self.size, inputs + layout.action_values)
         taken, self.own_action, self.next_action = self.x[:, inputs:].split(self.size)
+        self.learned: dict[bool, Learned] = {}
+        self.priorities = batch.rows.new_zeros(self.size, 1)
         self._copies = [
             (self.x[: self.size, :inputs], self.obs),
             (self.x[self.size :, :inputs], batch.rows),
@@ -106,7 +110,7 @@ class ContinuousUpdate(ReplayUpdate):
         log_alpha, log_alpha_gradient: logarithm of the temperature and its gradient, scalars.
         movable: `[d]`, 0 for action values of an empty range, which are staged as 0, else 1. The policy's own actions
             are multiplied by it.
-        generator: random generator of the noise; must be registered with a CUDA graph that captures an update.
+        generator: random generator of the noise.
     """
 
     config: DeterministicActor | MaximumEntropy | OfflineActorCritic
@@ -200,24 +204,41 @@ class ContinuousUpdate(ReplayUpdate):
         }
 
     @abstractmethod
+    def _draw_noise(self, buffers: Any) -> None:
+        """Draw the noise of an update."""
+
+    @abstractmethod
     def _learn(self, buffers: Any, acting: bool) -> Learned:
         """Fill the gradient, the actor's only if `acting`. The operations are the same for every batch."""
+
+    def _variant(self, acting: bool) -> Hashable:
+        """What decides the operations of `_learn`."""
+        return acting
 
     def _update(self, buffers: Any) -> Tensor | None:
         """Make one gradient step of the critics and, at every `policy_delay`-th update, of the actor."""
         acting = self._acting = (self._updates + 1) % self.config.policy_delay == 0
-        learned = self._learned = self._learn(buffers, acting)
+        rate = self.config.learning_rate_at(self._updates, self._progress)
+        for name, adam in self._optimizers.items():
+            adam.set_learning_rate(rate if name in ("all", "critics") else self.actor_learning_rate)
+        self._draw_noise(buffers)
+        self._run(partial(self._compute, buffers, acting), self._variant(acting))
+        learned = self._learned = buffers.learned[acting]
         if learned.actor_loss is not None:
             self._actor_loss = learned.actor_loss.detach()
+        return buffers.priorities if self.config.prioritized else None
+
+    def _compute(self, buffers: Any, acting: bool) -> None:
+        """Run the part of an update that needs the device only; the operations are the same for every batch."""
+        learned = buffers.learned[acting] = self._learn(buffers, acting)
         self.vector.begin_step()
         for name, adam in self._optimizers.items():
-            if name in ("all", "critics"):
-                adam.step(self.config.learning_rate_at(self._updates, self._progress))
-            elif acting:
-                adam.step(self.actor_learning_rate)
+            if acting or name == "critics":
+                adam.step(adam.learning_rate)
         if self._target is not None and (acting or self.target_policy is None):
             self._target.lerp_(self._followed, self.config.tau)
-        return learned.critic.td.abs().mean(dim=0) if self.config.prioritized else None
+        if self.config.prioritized:
+            torch.mean(learned.critic.td.abs(), dim=0, out=buffers.priorities)
 
     @property
     def actor_learning_rate(self) -> float:
@@ -326,11 +347,15 @@ class DeterministicUpdate(ContinuousUpdate):
     def _make_buffers(self, batch: StagedBatch) -> DeterministicBuffers:
         return DeterministicBuffers(batch, self)
 
+    def _draw_noise(self, buffers: DeterministicBuffers) -> None:
+        if self._smoothing is not None:
+            self.draw(buffers.noise)
+
     def _learn(self, buffers: DeterministicBuffers, acting: bool) -> Learned:
         batch, movable = buffers.batch, self.movable
         next_action = buffers.target_policy.forward().tanh()
         if self._smoothing is not None:
-            next_action = self._smoothing(next_action, self.draw(buffers.noise))
+            next_action = self._smoothing(next_action, buffers.noise)
         torch.mul(next_action, movable, out=buffers.next_action)
         next_q = buffers.target_critics.forward()
         if self.config.bound_targets:

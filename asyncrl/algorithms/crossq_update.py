@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import partial
 
 import numpy as np
@@ -139,14 +139,21 @@ class CrossQUpdate(MaximumEntropyUpdate):
     def _make_buffers(self, batch: StagedBatch) -> CrossQBuffers:
         return CrossQBuffers(batch, self)
 
+    @property
+    def _renormalises(self) -> bool:
+        """Whether batch renormalisation has begun."""
+        return self._renorm_warmup is not None and self._updates >= self._renorm_warmup
+
+    def _variant(self, acting: bool) -> Hashable:
+        return acting, self._renormalises
+
     def _learn(self, buffers: MaximumEntropyBuffers, acting: bool) -> Learned:
         assert isinstance(buffers, CrossQBuffers)
-        if self._renorm_warmup is not None and self._updates >= self._renorm_warmup:
+        if self._renormalises:
             for norm in self._norms:
                 norm.renormalises = True
         size, movable = buffers.size, self.movable
         alpha = torch.exp(self.log_alpha, out=self.alpha)
-        self.draw(buffers.noise)
         next_out = buffers.next_policy.forward()
         (next_action, next_log_prob), _ = buffers.draw_next(next_out, buffers.next_noise)
         torch.mul(next_action, movable, out=buffers.next_action)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,12 +125,18 @@ class IQLUpdate(ReplayUpdate):
         return IQLBuffers(batch, self)
 
     def _update(self, buffers: IQLBuffers) -> None:
-        config = self.config
+        self._optimizers["actor"].set_learning_rate(self._actor_rate(self._progress))
+        rate = self.config.learning_rate_at(self._updates, self._progress)
+        self._optimizers["critics"].set_learning_rate(rate)
+        self._run(partial(self._compute, buffers))
+
+    def _compute(self, buffers: IQLBuffers) -> None:
+        """Run the part of an update that needs the device only; the operations are the same for every batch."""
         self._losses = self._learn(buffers)
         self.vector.begin_step()
-        self._optimizers["actor"].step(self._actor_rate(self._progress))
-        self._optimizers["critics"].step(config.learning_rate_at(self._updates, self._progress))
-        self.target_critics.flat.lerp_(self.critics.flat, config.tau)
+        for adam in self._optimizers.values():
+            adam.step(adam.learning_rate)
+        self.target_critics.flat.lerp_(self.critics.flat, self.config.tau)
 
     def _learn(self, buffers: IQLBuffers) -> Losses:
         """Fill the gradient."""

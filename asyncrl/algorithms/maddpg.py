@@ -82,6 +82,8 @@ class MADDPG(OffPolicy):
     tau: float = 0.01
     max_grad_norm: float | None = 10.0
 
+    cuda_graph: bool | None = False
+
     batch_size: int = 128
     """Joint transitions per update, each of all agents."""
 

@@ -49,11 +49,15 @@ class MAPPO(PPO):
     takes_images: ClassVar[bool] = False
     needs_agents: ClassVar[bool] = True
 
+    cuda_graph: bool | None = False
+
     central_state: CentralState = "auto"
     """What the critic sees: the environment's state or all agents' observations; auto: its state if it has one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.cuda_graph is not False:
+            raise ValueError(f"cuda_graph must be off for mappo, got {self.cuda_graph}")
         if self.cell is not None:
             raise ValueError(
                 f"recurrent must be none for mappo, whose critic sees all agents at once, got {self.recurrent}"

@@ -86,11 +86,13 @@ class MaximumEntropyUpdate(ContinuousUpdate):
     def _make_buffers(self, batch: StagedBatch) -> MaximumEntropyBuffers:
         return MaximumEntropyBuffers(batch, self)
 
+    def _draw_noise(self, buffers: MaximumEntropyBuffers) -> None:
+        self.draw(buffers.noise)
+
     def _learn(self, buffers: MaximumEntropyBuffers, acting: bool) -> Learned:
         movable = self.movable
         policy, critics = buffers.acting if acting else buffers.learning
         alpha = torch.exp(self.log_alpha, out=self.alpha)
-        self.draw(buffers.noise)
         *own_out, next_out = buffers.split_out(policy.forward())
         (next_action, next_log_prob), _ = buffers.draw_next(next_out, buffers.next_noise)
         torch.mul(next_action, movable, out=buffers.next_action)

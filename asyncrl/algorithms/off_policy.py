@@ -126,6 +126,9 @@ class OffPolicy(Hyperparameters):
     matmul_precision: Literal["highest", "medium", "bfloat16"] = "highest"
     """Matrix products: highest (float32), medium (TF32 on a GPU, bfloat16 with AMX), or bfloat16 (autocast)."""
 
+    cuda_graph: bool | None = None
+    """On a GPU, run an update as one CUDA graph, which saves kernel launches; none: unless `network` is given."""
+
     replay_device: Literal["cpu", "auto", "cuda"] = "cpu"
     """Device that gathers batches of images; cuda keeps a copy of the replay there, auto does so if it fits."""
 
@@ -150,6 +153,11 @@ class OffPolicy(Hyperparameters):
         if self.replay_device == "cuda" and (self.normalize_observations or self.update_loop != "replay"):
             what = _SAMPLES.get(self.update_loop, "normalised observations")
             raise ValueError(f"replay_device must be cpu or auto for {what}, got cuda")
+        if self.cuda_graph is not False and self.update_loop != "replay":
+            what = _SAMPLES[self.update_loop]
+            raise ValueError(
+                f"cuda_graph must be off for {self.name}, which samples {what}, got {self.cuda_graph}"
+            )
         served = self.inference == "server" and self.discipline == "lockstep"
         if served and self.matmul_precision != "highest":  # which the threads of a process share
             raise ValueError(

@@ -54,6 +54,9 @@ class Offline(Hyperparameters):
     matmul_precision: Literal["highest", "medium", "bfloat16"] = "highest"
     """Matrix products: highest (float32), medium (TF32 on a GPU, bfloat16 with AMX), or bfloat16 (autocast)."""
 
+    cuda_graph: bool | None = None
+    """On a GPU, run an update as one CUDA graph, which saves kernel launches; none: unless `network` is given."""
+
     def check(self, spec: EnvSpec) -> None:
         """Refuse spaces that the algorithm does not support. Raises `SpacesDoNotFit` (ASYNC005)."""
         check_action_space(self, spec)

@@ -7,6 +7,7 @@ steps (`divide`), and the gradient of the loss at the networks' outputs (`gradie
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from asyncrl.algorithms.segment_learning import SegmentLearning
 from asyncrl.algorithms.segment_networks import SegmentNetworks
 from asyncrl.algorithms.shared_trunk import SharedTrunkActorCritic
 from asyncrl.interfaces import EnvSpec, Segment, ValuePairs
+from asyncrl.networks.graph import GraphedFunction
 from asyncrl.saved_state import Stateful, restore, saved
 
 MOST_PAIRS = 64
@@ -70,6 +72,8 @@ class OnPolicyUpdate(Stateful):
             self.vector.shared += (self._rewards.moments,)
         self._rollout: Rollout | None = None
         self._batches: dict[int, RowBatch] = {}
+        self._graphs: dict[int, GraphedFunction] = {}
+        self._as_graph = config.static_steps and self.nets.device.type == "cuda"
         self._batch: RowBatch | None = None
         self._learning_rate = config.learning_rate_at(0.0)
 
@@ -111,13 +115,14 @@ class OnPolicyUpdate(Stateful):
     def _rollout_of(self, streams: int, length: int) -> Rollout:
         if self._rollout is None or self._rollout.shape != (streams, length):
             self._rollout = self._make_rollout(streams, length)
-            self._batches = {}
+            self._batches, self._graphs = {}, {}
         return self._rollout
 
     def _begin_pass(self, rollout: Rollout) -> None:
         """Divide the rows into gradient steps, with a seed of this pass."""
         parts = self.config.divide(rollout, (self._seed, self._iterations, self._epoch))
-        self._parts = [(part, torch.from_numpy(part.rows).to(self.nets.device)) for part in parts]
+        rows = torch.from_numpy(np.concatenate([part.rows for part in parts])).to(self.nets.device)
+        self._parts = [*zip(parts, rows.split([part.rows.size for part in parts]), strict=True)]
         self._position = 0
 
     @torch.no_grad()
@@ -133,14 +138,20 @@ class OnPolicyUpdate(Stateful):
         part, rows = self._parts[self._position]
         batch = self._batch_of(rollout, part.rows.size)
         self.vector.begin_update()
-        batch.forward(rollout, part, rows)
-        gradients = self.config.gradients(rollout, batch)
-        if gradients is not None:
-            batch.backward(gradients)
-        if self.vector.begin_step(part.samples, gradients is None):
-            self._epoch, self._reusable = self._last_epoch, 0
+        if self._as_graph and self.vector.on_step is None:  # groups synchronise within a step
+            self._run_graph(rollout, batch, part, rows)
+            self._move_on(part.samples, rollout)
         else:
-            self._take_step(part.samples, rollout)
+            batch.forward(rollout, part, rows)
+            gradients = self.config.gradients(rollout, batch)
+            if gradients is not None:
+                batch.backward(gradients)
+            if self.vector.begin_step(part.samples, gradients is None):
+                self._epoch, self._reusable = self._last_epoch, 0
+            else:
+                self.nets.set_learning_rate(self._learning_rate)
+                self.nets.apply()
+                self._move_on(part.samples, rollout)
         if self._epoch < self._last_epoch:
             return True
         self.nets.move_statistics()
@@ -152,9 +163,24 @@ class OnPolicyUpdate(Stateful):
         self._batch = self._batches[size]
         return self._batch
 
-    def _take_step(self, samples: int, rollout: Rollout) -> None:
-        """Apply the gradient and move on to the next step or pass."""
-        self.nets.apply(self._learning_rate)
+    def _run_graph(self, rollout: Rollout, batch: RowBatch, part: Part, rows: Tensor) -> None:
+        """Make a gradient step as a CUDA graph, which reads the rows' indices from memory that stays the same."""
+        batch.part = part
+        batch.rows.copy_(rows)
+        self.nets.set_learning_rate(self._learning_rate)
+        if batch.size not in self._graphs:
+            compute = partial(self._compute, rollout, batch)
+            self._graphs[batch.size] = GraphedFunction(compute, self.nets.device)
+        self._graphs[batch.size]()
+
+    def _compute(self, rollout: Rollout, batch: RowBatch) -> None:
+        """Make a gradient step whose operations are the same for all rows."""
+        batch.forward(rollout, batch.part, batch.rows)
+        batch.backward(self.config.gradients(rollout, batch))
+        self.nets.apply()
+
+    def _move_on(self, samples: int, rollout: Rollout) -> None:
+        """Move on to the next step or pass."""
         self._updates += 1
         self._samples += samples
         self._position += 1

@@ -142,6 +142,16 @@ class PPO(OnPolicy):
     rho_bar: Annotated[float, Range(at_least=1)] = 2.0
     """Largest importance weight of the decoupled loss."""
 
+    cuda_graph: bool | None = None
+    """On a GPU, run a gradient step as one CUDA graph, which saves kernel launches; none: unless `network` is given."""
+
+    @property
+    def static_steps(self) -> bool:
+        """See `SegmentLearning`; not with a recurrent policy, `target_kl` or clip ranges that change."""
+        graph = self.own_network is None if self.cuda_graph is None else self.cuda_graph
+        scheduled = callable(self.clip_range) or callable(self.value_clip_range)
+        return graph and self.cell is None and self.target_kl is None and not scheduled
+
     @property
     def row_correction(self) -> Literal["none", "power", "exponential"]:
         """Staleness correction that the learner applies as a factor on a row; none with the decoupled loss."""
@@ -229,7 +239,10 @@ class PPO(OnPolicy):
 
             loss = partial(self._loss, batch, clips)
             found, (by_out, by_value, by_log_std) = output_gradients(loss, batch.outputs)
-            kl, gradients = _k3(found.log_ratio.detach()[batch.part.trained]), (by_out, by_value, by_log_std)
+            gradients = by_out, by_value, by_log_std
+            if self.target_kl is None:
+                return gradients
+            kl = _k3(found.log_ratio.detach()[batch.part.trained])
         return gradients if self.target_kl is None or float(kl) <= _KL_MARGIN * self.target_kl else None
 
     def _clip_ranges(self, progress: float) -> tuple[float, float | None]:

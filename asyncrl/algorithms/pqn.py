@@ -114,6 +114,14 @@ class PQN(SegmentLearning):
     staleness_correction: Literal["none", "power", "exponential"] = "none"
     """Loss weight for a staleness of s: none, power ((1 + s)^-rate) or exponential (exp(-rate s))."""
 
+    cuda_graph: bool | None = None
+    """On a GPU, run a gradient step as one CUDA graph, which saves kernel launches; none: unless `network` is given."""
+
+    @property
+    def static_steps(self) -> bool:
+        """See `SegmentLearning`."""
+        return self.own_network is None if self.cuda_graph is None else self.cuda_graph
+
     @property
     def row_correction(self) -> Literal["none", "power", "exponential"]:
         """Staleness correction that the learner applies as a factor on a row."""

@@ -82,10 +82,10 @@ class ActionValues(SegmentNetworks):
         actions: int = self.layout.num_actions
         return actions
 
-    def apply(self, learning_rate: float) -> None:
-        """Make one step of RAdam with the clipped gradient of `backward`."""
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the learning rate of the next step of RAdam, and count it."""
         self._steps += 1
-        super().apply(learning_rate * rectification(self._steps))
+        super().set_learning_rate(learning_rate * rectification(self._steps))
 
 
 class ActionValuePass:

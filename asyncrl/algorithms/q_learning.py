@@ -106,9 +106,6 @@ class QLearning(OffPolicy):
     target_update_interval: Count = 500
     """Updates between copies to a hard target network."""
 
-    cuda_graph: bool | None = None
-    """On a GPU, run an update as one CUDA graph, which saves kernel launches; none: unless `network` is given."""
-
     exploration_initial: Fraction = 1.0
     """Initial epsilon: fraction of random actions."""
 

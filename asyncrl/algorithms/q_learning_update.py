@@ -24,7 +24,6 @@ from asyncrl.interfaces import EnvSpec
 from asyncrl.networks.architecture import Architecture, Network, Pass
 from asyncrl.networks.flat_vector import FlatVector
 from asyncrl.networks.gradients import output_gradients
-from asyncrl.networks.graph import GraphedFunction
 from asyncrl.networks.mlp import FlatMLP
 from asyncrl.networks.noisy import NoiseSource, NoisyMLP, NoisyModule, noisy_size
 from asyncrl.networks.optimizer import FlatAdam
@@ -63,7 +62,6 @@ class QLearningUpdate(ReplayUpdate):
         self.layout, self._loss, self._values, self._kernel = config.layout(spec), loss, values, kernel
         masked = mask_of(self.spec) is not None  # kernels ignore action masks
         self.kernels = kernel is not None and self.device.type == "cpu" and not masked
-        self._graphed: Callable[[], None]
         with torch.no_grad():
             self._make_networks(seed)
 
@@ -106,25 +104,19 @@ class QLearningUpdate(ReplayUpdate):
 
     def _make_buffers(self, batch: Any) -> Any:
         size, rows = batch.size, batch.rows if self.config.double else batch.rows[: batch.size]
-        buffers = TransitionBuffers(
+        return TransitionBuffers(
             batch,
             self._online.make_pass(rows, self._gradient, weight_rows=size, precision=self.precision),
             self._target.make_pass(batch.rows[size:], precision=self.precision),
             self.layout.sizes[-1],
         )
-        self._graphed = GraphedFunction(partial(self._compute, buffers), self.device)
-        return buffers
 
     def _update(self, buffers: Any) -> Tensor | None:
         config = self.config
         if self._noise is not None:
             self._noise.draw()
         self._optimizer.set_learning_rate(config.learning_rate_at(self._updates, self._progress))
-        graph = config.own_network is None if config.cuda_graph is None else config.cuda_graph
-        if graph and self.vector.on_step is None:
-            self._graphed()
-        else:
-            self._compute(buffers)
+        self._run(partial(self._compute, buffers))
         if config.target_update == "hard" and (self._updates + 1) % config.target_update_interval == 0:
             self._target.flat.copy_(self._online.flat)
         return buffers.priorities if config.prioritized else None

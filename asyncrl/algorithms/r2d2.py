@@ -120,11 +120,6 @@ class R2D2(RecurrentQLearning):
         super().__post_init__()
         if self.noisy:
             raise ValueError("noisy must be off for r2d2, whose layers have no noise, got True")
-        if self.cuda_graph is not False:
-            raise ValueError(
-                "cuda_graph must be off for r2d2, whose sequences are cut in varying shapes, "
-                f"got {self.cuda_graph}"
-            )
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> R2D2Update:
         """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.algorithms.value_bounds import ValueBounds
 from asyncrl.interfaces import RESET, Batch, EnvSpec, SequenceBatch, UpdateResult
 from asyncrl.networks.flat_vector import FlatVector
+from asyncrl.networks.graph import GraphedFunction
 from asyncrl.networks.matmul_precision import MatmulPrecision
 from asyncrl.networks.parameters import HostCopy
 from asyncrl.saved_state import Stateful
@@ -64,6 +65,8 @@ class ReplayUpdate(Stateful, ABC):
         self.precision = MatmulPrecision(config.matmul_precision, self.device)
         self.bounds, self._updates, self._progress = ValueBounds(), 0, 0.0
         self.reward_scale = config.reward_scale
+        self._as_graph = config.own_network is None if config.cuda_graph is None else config.cuda_graph
+        self._graphs: dict[Hashable, GraphedFunction] = {}
         kind = DatasetStatistics if config.update_loop == "dataset" else ObservationStatistics
         self.statistics = kind(published) if config.normalize_observations else None
 
@@ -103,6 +106,7 @@ class ReplayUpdate(Stateful, ABC):
         if self._buffers is None or self._buffers.batch.size != batch.size:
             with torch.no_grad():
                 self._buffers = self._make_buffers(self._staged(batch.size))
+                self._graphs.clear()
         buffers = self._buffers
         with torch.inference_mode() if self.kernels else torch.no_grad():
             buffers.stage(batch)
@@ -111,6 +115,20 @@ class ReplayUpdate(Stateful, ABC):
             priorities = self._update(buffers)
             self._updates += 1
             return UpdateResult(None if priorities is None else buffers.batch.on_host(priorities))
+
+    def _run(self, function: Callable[[], None], variant: Hashable = None) -> None:
+        """Run the part of an update that needs the device only; on a GPU as a CUDA graph, if `cuda_graph` allows it.
+
+        Args:
+            function: does the same operations on the same memory at every call with the same variant.
+            variant: what else decides the operations.
+        """
+        if not self._as_graph or self.vector.on_step is not None:  # groups synchronise within an update
+            function()
+            return
+        if variant not in self._graphs:
+            self._graphs[variant] = GraphedFunction(function, self.device)
+        self._graphs[variant]()
 
     def write_weights(self, out: NDArray[np.float32]) -> None:
         """Copy the acting network and the observation statistics into `out` `[weight_count]`, in the policy's order."""

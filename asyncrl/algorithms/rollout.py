@@ -307,7 +307,9 @@ class RowBatch:
     """Buffers of a gradient step over R rows of a rollout.
 
     Attributes:
+        size: R.
         part: rows of the last `forward`.
+        rows: `[R]` int64 on the device, indices of the rows where a CUDA graph makes the step.
         action: `[R, ...]`, actions of these rows.
         columns: `[C, R]` float32, per-row arguments of the loss; gathered from the rollout's columns, or set by an
             algorithm whose rollout has none.
@@ -316,7 +318,8 @@ class RowBatch:
     part: Part
 
     def __init__(self, nets: SegmentNetworks, rollout: Rollout, size: int) -> None:
-        self._pass = nets.make_pass(size, gradient=True)
+        self.size, self._pass = size, nets.make_pass(size, gradient=True)
+        self.rows = torch.zeros(size, dtype=torch.int64, device=nets.device)
         self._byte_factor = nets.byte_factor
         self.action = rollout.action.new_zeros((size, *rollout.action.shape[1:]))
         self.columns = rollout.columns.new_zeros((len(rollout.names), size))

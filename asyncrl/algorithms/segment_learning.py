@@ -152,6 +152,11 @@ class SegmentLearning(Hyperparameters):
         """No fields: a row needs only observation, action, reward and flags."""
         return ()
 
+    @property
+    def static_steps(self) -> bool:
+        """Whether a gradient step has the same operations at every step, and `cuda_graph` lets a graph repeat them."""
+        return False
+
     # --- defined by an algorithm; called by `on_policy_update.py` on the learner's thread, under `torch.no_grad()` ----
 
     def prepare(self, rollout: Any) -> None:

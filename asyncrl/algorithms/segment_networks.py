@@ -99,12 +99,16 @@ class SegmentNetworks(Stateful):
         assert self.vector.on_moments is not None
         moments, stepped = self.vector.on_moments(own)
         if stepped:
-            self.apply(self._optimizer.learning_rate)
+            self.apply()
         return moments
 
-    def apply(self, learning_rate: float) -> None:
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the learning rate of the next `apply`."""
+        self._optimizer.set_learning_rate(learning_rate)
+
+    def apply(self) -> None:
         """Make one step of Adam with the clipped gradient of `backward`."""
-        self._optimizer.step(learning_rate)
+        self._optimizer.step(self._optimizer.learning_rate)
 
     def normalized(self, obs: NDArray[Any], out: NDArray[Any]) -> None:
         """Write observations as network inputs: normalised float32, or bytes scaled unless they are kept.

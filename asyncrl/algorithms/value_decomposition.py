@@ -89,7 +89,7 @@ class ValueDecomposition(RecurrentQLearning):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("dueling", "noisy", "cuda_graph"):
+        for name in ("dueling", "noisy"):
             if getattr(self, name) is not False:
                 raise ValueError(f"{name} must be off for {self.name}, got {getattr(self, name)}")
 

@@ -38,7 +38,6 @@ class FlatAdam:
         beta1: float = 0.9,
     ) -> None:
         self.learning_rate = 0.0
-        self._norm: Tensor | None = None
         self._stepped = False
         self._gradient = gradient
         self._eps, self._beta1, self._limited = eps, beta1, max_grad_norm is not None
@@ -52,7 +51,7 @@ class FlatAdam:
             [],
             [self._step],
         )
-        self._rate = torch.zeros((), device=parameters.device)
+        self._rate, self._norm = (torch.zeros((), device=parameters.device) for _ in range(2))
         self._one = torch.ones((), device=parameters.device)
         self._inverse_max_norm = self._one / (max_grad_norm or 1.0)
 
@@ -61,7 +60,7 @@ class FlatAdam:
         self.set_learning_rate(learning_rate)
         scale = None
         if self._limited:
-            self._norm = torch.linalg.vector_norm(self._gradient)
+            torch.linalg.vector_norm(self._gradient, out=self._norm)
             scale = torch.maximum(self._norm * self._inverse_max_norm, self._one)
         self._stepped = True
         self._step.add_(self._one)
@@ -94,6 +93,6 @@ class FlatAdam:
 
         Without a maximum norm it is computed here, from the current gradient.
         """
-        if self._stepped and not self._limited:
-            self._norm = torch.linalg.vector_norm(self._gradient)
-        return self._norm
+        if not self._stepped:
+            return None
+        return self._norm if self._limited else torch.linalg.vector_norm(self._gradient)

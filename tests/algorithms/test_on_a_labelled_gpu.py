@@ -19,7 +19,8 @@ from asyncrl.algorithms import ALGORITHMS
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, Leaf, MultiDiscreteAction
 
 UPDATES, UPDATES_OF_A_GRAPH = 3, 6
-"""The first one makes the buffers. A CUDA graph is captured by the fourth one, and replayed by those that follow."""
+"""The first one makes the buffers. A CUDA graph is captured by the fourth one, and replayed by those that follow; an
+update with a delayed actor has a graph of its own."""
 MASK = Leaf(("action_mask",), "values", (3,))
 SPECS = SPECS | {
     "frames": EnvSpec("frames", (21, 21), "uint8", DiscreteAction(3)),
@@ -70,7 +71,11 @@ BOX_SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "two rates": ("box", {"actor_learning_rate": 1e-4, "reward_scale": 0.1}),
 }
 BOX_ONLY: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
-    "sac": {"fixed temperature": ("box", {"ent_coef": 0.2})},
+    "sac": {
+        "fixed temperature": ("box", {"ent_coef": 0.2}),
+        "single operations": ("box", {"cuda_graph": False, "prioritized": True}),
+        "graph of own": ("box", {"cuda_graph": True, "network": perceptron}),
+    },
     "ddpg": {"unbounded": ("box", {"bound_targets": False})},
 }
 SEGMENT_SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -87,7 +92,10 @@ SEGMENT_SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "lstm": ("frames", {"recurrent": "lstm", "recurrent_size": 8}),
 }
 SEGMENT_ONLY: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
-    "ppo": {"clipped values": ("discrete", {"value_clip_range": 0.2, "target_kl": 0.5})},
+    "ppo": {
+        "clipped values": ("discrete", {"value_clip_range": 0.2, "target_kl": 0.5}),
+        "single operations": ("frames", {"cuda_graph": False}),
+    },
     "a2c": {"minibatches": ("discrete", {"minibatches": 2, "normalize_advantages": True})},
     "impala": {"past": ("discrete", {"past_segments": 4, "past_per_batch": 1})},
     "pqn": {
@@ -185,13 +193,14 @@ def test_updates_are_those_of_the_cpu(name: str, setting: str, labelled_device: 
 def update_both(algorithm: Any, spec: EnvSpec, on_host: Any, on_device: Any, device: LabelledDevice) -> None:
     spec = algorithm.stacked_spec(spec)
     graph = getattr(algorithm, "cuda_graph", False) is not False
-    for number in range(UPDATES_OF_A_GRAPH if graph else UPDATES):
+    delay = getattr(algorithm, "policy_delay", 1)
+    for number in range(delay * UPDATES_OF_A_GRAPH if graph else UPDATES):
         batch = filled_batch(algorithm, spec, number)
         expected = on_host.update(batch).priorities
         expected = None if expected is None else expected.copy()
         found: list[Any] = []
         waits = device.waits_of(lambda b=batch, f=found: f.append(on_device.update(b).priorities))
-        if number and number != 3:  # the first one makes the buffers, the fourth captures the graph
+        if number:  # the first one makes the buffers
             if algorithm.update_loop in (
                 "sequences",
                 "joint",

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from asyncrl import C51, DQN, QRDQN, Rainbow
-from asyncrl.algorithms import q_learning_update
+from asyncrl.algorithms import replay_update
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec, Leaf
 from asyncrl.networks.graph import GraphedFunction
 from asyncrl.networks.hidden_layer import HiddenLayer
@@ -79,7 +79,7 @@ def operations_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         HiddenLayer, "__init__", lambda self, y, bias, kind, _: plain(self, y, bias, kind, False)
     )
-    monkeypatch.setattr(q_learning_update, "GraphedFunction", Recorded)
+    monkeypatch.setattr(replay_update, "GraphedFunction", Recorded)
 
 
 def batches(algorithm: Any, spec: EnvSpec, count: int) -> Iterator[Batch]:
