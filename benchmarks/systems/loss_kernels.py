@@ -94,7 +94,9 @@ def iteration(
     core: Any, policy: Any, spec: EnvSpec, envs: int, rng: np.random.Generator
 ) -> Callable[[], int]:
     rows = SEGMENT_ROWS
-    obs = rng.normal(size=(envs, rows, *spec.observation_shape)).astype(np.float32)
+    obs = (100 * rng.normal(size=(envs, rows, *spec.observation_shape)) % 256).astype(spec.observation_dtype)
+    if spec.observation_dtype == "float32":
+        obs = rng.normal(size=obs.shape).astype(np.float32)
     out = np.zeros(core.weight_count, np.float32)
     core.write_weights(out)
     policy.load_weights(out)
