@@ -23,7 +23,7 @@ from asyncrl.algorithms.segment_learning import SegmentLearning
 from asyncrl.algorithms.segment_networks import SegmentNetworks
 from asyncrl.algorithms.shared_trunk import SharedTrunkActorCritic
 from asyncrl.interfaces import EnvSpec, Segment, ValuePairs
-from asyncrl.networks.graph import GraphedFunction
+from asyncrl.networks.graph import Graphs
 from asyncrl.saved_state import Stateful, restore, saved
 
 MOST_PAIRS = 64
@@ -72,7 +72,7 @@ class OnPolicyUpdate(Stateful):
             self.vector.shared += (self._rewards.moments,)
         self._rollout: Rollout | None = None
         self._batches: dict[int, RowBatch] = {}
-        self._graphs: dict[int, GraphedFunction] = {}
+        self._graphs = Graphs(self.nets.device)
         self._as_graph = config.static_steps and self.nets.device.type == "cuda"
         self._batch: RowBatch | None = None
         self._learning_rate = config.learning_rate_at(0.0)
@@ -115,7 +115,8 @@ class OnPolicyUpdate(Stateful):
     def _rollout_of(self, streams: int, length: int) -> Rollout:
         if self._rollout is None or self._rollout.shape != (streams, length):
             self._rollout = self._make_rollout(streams, length)
-            self._batches, self._graphs = {}, {}
+            self._batches = {}
+            self._graphs.clear()
         return self._rollout
 
     def _begin_pass(self, rollout: Rollout) -> None:
@@ -168,10 +169,7 @@ class OnPolicyUpdate(Stateful):
         batch.part = part
         batch.rows.copy_(rows)
         self.nets.set_learning_rate(self._learning_rate)
-        if batch.size not in self._graphs:
-            compute = partial(self._compute, rollout, batch)
-            self._graphs[batch.size] = GraphedFunction(compute, self.nets.device)
-        self._graphs[batch.size]()
+        self._graphs.run(batch.size, partial(self._compute, rollout, batch))
 
     def _compute(self, rollout: Rollout, batch: RowBatch) -> None:
         """Make a gradient step whose operations are the same for all rows."""

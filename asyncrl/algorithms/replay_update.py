@@ -19,7 +19,7 @@ from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.algorithms.value_bounds import ValueBounds
 from asyncrl.interfaces import RESET, Batch, EnvSpec, SequenceBatch, UpdateResult
 from asyncrl.networks.flat_vector import FlatVector
-from asyncrl.networks.graph import GraphedFunction
+from asyncrl.networks.graph import Graphs
 from asyncrl.networks.matmul_precision import MatmulPrecision
 from asyncrl.networks.parameters import HostCopy
 from asyncrl.saved_state import Stateful
@@ -66,7 +66,7 @@ class ReplayUpdate(Stateful, ABC):
         self.bounds, self._updates, self._progress = ValueBounds(), 0, 0.0
         self.reward_scale = config.reward_scale
         self._as_graph = config.own_network is None if config.cuda_graph is None else config.cuda_graph
-        self._graphs: dict[Hashable, GraphedFunction] = {}
+        self._graphs = Graphs(self.device)
         kind = DatasetStatistics if config.update_loop == "dataset" else ObservationStatistics
         self.statistics = kind(published) if config.normalize_observations else None
 
@@ -125,10 +125,8 @@ class ReplayUpdate(Stateful, ABC):
         """
         if not self._as_graph or self.vector.on_step is not None:  # groups synchronise within an update
             function()
-            return
-        if variant not in self._graphs:
-            self._graphs[variant] = GraphedFunction(function, self.device)
-        self._graphs[variant]()
+        else:
+            self._graphs.run(variant, function)
 
     def write_weights(self, out: NDArray[np.float32]) -> None:
         """Copy the acting network and the observation statistics into `out` `[weight_count]`, in the policy's order."""

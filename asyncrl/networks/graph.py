@@ -6,7 +6,7 @@ at every call are made once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from operator import is_
 from typing import Any
 
@@ -26,12 +26,13 @@ class GraphedFunction:
     Args:
         function: function without arguments or result.
         device: device of its tensors.
+        stream: CUDA stream of warm-up and capture; None makes one.
     """
 
-    def __init__(self, function: Callable[[], None], device: torch.device) -> None:
+    def __init__(self, function: Callable[[], None], device: torch.device, stream: Any = None) -> None:
         self._function, self._cuda, self._calls = function, device.type == "cuda", 0
         self._device = device
-        self._stream: Any = None
+        self._stream: Any = torch.cuda.Stream(device) if self._cuda and stream is None else stream
         self._graph: Any = None
 
     def __call__(self) -> None:
@@ -55,13 +56,35 @@ class GraphedFunction:
 
         It is the capture's: autograd accumulates a parameter's gradient on the stream of the first call that is alive.
         """
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self._device)
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             self._function()
         current.wait_stream(self._stream)
+
+
+class Graphs:
+    """Functions of one owner that run as CUDA graphs, see `GraphedFunction`.
+
+    Their warm-ups and captures are on one stream, because they may accumulate gradients of the same parameters.
+
+    Args:
+        device: device of their tensors.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._functions = device, dict[Hashable, GraphedFunction]()
+        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def run(self, name: Hashable, function: Callable[[], None]) -> None:
+        """Run `function`; later calls with this name repeat the first one's function, whatever theirs is."""
+        if name not in self._functions:
+            self._functions[name] = GraphedFunction(function, self._device, self._stream)
+        self._functions[name]()
+
+    def clear(self) -> None:
+        """Forget all functions, since the memory that they read is replaced."""
+        self._functions.clear()
 
 
 class Kept:

@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from asyncrl import C51, DQN, QRDQN, Rainbow
-from asyncrl.algorithms import replay_update
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec, Leaf
-from asyncrl.networks.graph import GraphedFunction
+from asyncrl.networks import graph
+from asyncrl.networks.graph import GraphedFunction, Graphs
 from asyncrl.networks.hidden_layer import HiddenLayer
 
 IMAGES = EnvSpec("images", (21, 21), "uint8", DiscreteAction(3))
@@ -57,7 +57,7 @@ class Recording(TorchDispatchMode):
 class Recorded:
     """`GraphedFunction` with a recording in place of the graph."""
 
-    def __init__(self, function: Callable[[], None], device: torch.device) -> None:
+    def __init__(self, function: Callable[[], None], device: torch.device, stream: Any) -> None:
         self._function, self._calls, self._recording = function, 0, Recording()
 
     def __call__(self) -> None:
@@ -79,7 +79,7 @@ def operations_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         HiddenLayer, "__init__", lambda self, y, bias, kind, _: plain(self, y, bias, kind, False)
     )
-    monkeypatch.setattr(replay_update, "GraphedFunction", Recorded)
+    monkeypatch.setattr(graph, "GraphedFunction", Recorded)
 
 
 def batches(algorithm: Any, spec: EnvSpec, count: int) -> Iterator[Batch]:
@@ -132,6 +132,18 @@ def test_warm_up_and_capture_are_on_one_stream(labelled_device: LabelledDevice) 
         function()
     assert len(streams) == 4 and len({id(stream) for stream in streams}) == 1
     assert streams[0] is not torch.cuda.current_stream()
+
+
+def test_graphs_of_one_owner_share_a_stream(
+    labelled_device: LabelledDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parameters that two graphs train accumulate their gradients on the stream of the first one."""
+    monkeypatch.setattr(graph, "GraphedFunction", GraphedFunction)
+    streams: list[Any] = []
+    graphs = Graphs(torch.device("cuda"))
+    for number in range(8):
+        graphs.run(number % 2, lambda: streams.append(torch.cuda.current_stream()))
+    assert len(streams) == 8 and len({id(stream) for stream in streams}) == 1
 
 
 def test_a_graph_computes_after_what_came_before_it_on_the_callers_stream(
