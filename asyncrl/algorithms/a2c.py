@@ -7,22 +7,45 @@ Actors wait until the learner has trained on their segments, so every action com
 equals generalized advantage estimation (`returns.py`), and no correction is needed. With another `discipline` it is the
 uncorrected asynchronous actor-critic, the baseline for IMPALA.
 
-Segments have 5 steps, as in Mnih et al., and a gradient step has 20 environment steps or more with discrete actions and
-40 with real-valued ones, 4 or 8 streams of them, however many streams there are. With segments of 20 steps and one
-gradient step for all streams, as IMPALA has, it learned far less in 100,000 steps (docs/results.md).
+Discrete actions: segments have 5 steps, as in Mnih et al., and a gradient step has 20 environment steps or more, 4
+streams of them, however many streams there are. With segments of 20 steps and one gradient step for all streams, as
+IMPALA has, it learned far less in 100,000 steps (docs/results.md).
+
+Real-valued actions: rewards and observations are normalised, segments have 16 steps, a gradient step has those of one
+stream, and the rate falls to 0 (`BOX`). They were chosen together, on one to three seeds of HalfCheetah, Hopper
+and Pendulum: segments of 5 or 8, a constant rate, a rate of 0.002 and raw observations learned less (docs/results.md).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from asyncrl.algorithms.impala import IMPALA
 from asyncrl.config import TrainerConfig
 from asyncrl.interfaces import BoxAction, EnvSpec
+from asyncrl.options import Coefficient, Count, Fraction
 
-GRADIENT_STEPS, BOX_GRADIENT_STEPS = 20, 40
+DISCRETE: Mapping[str, Any] = {
+    "ent_coef": 0.01,
+    "gae_lambda": 1.0,
+    "learning_rate_schedule": "constant",
+    "normalize_observations": False,
+    "normalize_rewards": False,
+    "segment_length": 5,
+}
+BOX: Mapping[str, Any] = {
+    "ent_coef": 0.0,
+    "gae_lambda": 0.95,
+    "learning_rate_schedule": "linear",
+    "normalize_observations": True,
+    "normalize_rewards": True,
+    "segment_length": 16,
+}
+"""Options for discrete and for real-valued actions that are chosen where they are none."""
+GRADIENT_STEPS, BOX_GRADIENT_STEPS = 20, 16
 """Environment steps of a gradient step where `minibatches` is none, for discrete and for real-valued actions."""
 
 
@@ -32,17 +55,47 @@ class A2C(IMPALA):
 
     name: ClassVar[str] = "a2c"
 
-    segment_length: int = 5
-    minibatches: int | None = None
     correction: Literal["vtrace", "none"] = "none"
     discipline: Literal["relaxed", "lockstep", "synchronous"] = "synchronous"
 
+    # What is none here `for_run` chooses; records of IMPALA refuse none.
+    ent_coef: Coefficient | None = None  # type: ignore[assignment]
+    """Entropy coefficient of the loss; none: 0.01 for discrete actions, 0 for real-valued ones."""
+
+    gae_lambda: Fraction | None = None  # type: ignore[assignment]
+    """Lambda of the value targets and advantages: 0 is one step, 1 the rest of the segment; none: 1 (real-valued
+    actions 0.95)."""
+
+    learning_rate_schedule: Literal["constant", "linear"] | None = None  # type: ignore[assignment]
+    """Schedule of the learning rate: constant, or linear to 0 at the end of the run's steps; none: constant (linear for
+    real-valued actions where `total_steps` is given)."""
+
+    normalize_observations: bool | None = None  # type: ignore[assignment]
+    """Normalise observations by their running mean and standard deviation, and clip them to +-10; none: for real-valued
+    actions, unless observations are bytes."""
+
+    normalize_rewards: bool | None = None  # type: ignore[assignment]
+    """Divide rewards by the running standard deviation of the discounted return, and clip them to +-10; none: for
+    real-valued actions."""
+
+    segment_length: Count | None = None  # type: ignore[assignment]
+    """Steps of each environment in a segment; none: 5 (real-valued actions 16)."""
+
+    minibatches: Count | None = None
+    """Minibatches per pass, each of whole streams; none: gradient steps of 20 steps (real-valued actions 16)."""
+
     def for_run(self, config: TrainerConfig, spec: EnvSpec) -> Self:
-        """See `SegmentLearning.for_run`; the number of minibatches follows from the streams of a batch."""
-        record = super().for_run(config, spec)
+        """See `SegmentLearning.for_run`; what is none follows from the kind of actions and the number of streams."""
+        real = isinstance(spec.action, BoxAction)
+        chosen = dict(BOX if real else DISCRETE)
+        if spec.observation_dtype == "uint8":
+            chosen["normalize_observations"] = False
+        if config.total_steps is None or callable(self.learning_rate):
+            chosen["learning_rate_schedule"] = "constant"
+        left = {name: value for name, value in chosen.items() if getattr(self, name) is None}
+        record = super(A2C, dataclasses.replace(self, **left)).for_run(config, spec)
         if record.minibatches is not None:
             return record
         streams = self.streams_of_batch(config, spec)
-        steps = BOX_GRADIENT_STEPS if isinstance(spec.action, BoxAction) else GRADIENT_STEPS
-        count = streams * record.segment_rows // steps
+        count = streams * record.segment_rows // (BOX_GRADIENT_STEPS if real else GRADIENT_STEPS)
         return dataclasses.replace(record, minibatches=max(1, min(streams, count)))

@@ -98,7 +98,7 @@ class Hyperparameters(metaclass=Answering):
         if callable(self.network):
             _require_factory(self.network)
         check_options(self, keep=("network",) if callable(self.network) else ())
-        if callable(self.learning_rate) and self.learning_rate_schedule != "constant":
+        if callable(self.learning_rate) and self.learning_rate_schedule not in (None, "constant"):
             raise ValueError(
                 "learning_rate_schedule must be constant where learning_rate is a function, got linear"
             )

@@ -96,7 +96,7 @@ class IMPALA(OnPolicy):
     """Truncation of the policy gradient's importance weight."""
 
     minibatches: Count | None = 1
-    """Minibatches per pass, each of whole streams; none (A2C): gradient steps of 20 or 40 steps by kind of actions."""
+    """Minibatches per pass, each of whole streams; none makes one."""
 
     normalize_advantages: bool = False
     """Standardise the advantages of a gradient step to mean 0 and standard deviation 1."""
@@ -160,7 +160,7 @@ class IMPALA(OnPolicy):
         """
         if batch.kernel is not None:
             self._trace(rollout, batch, batch.log_prob(), batch.value)
-            coefficients = (math.inf, math.inf, self.vf_coef, self.ent_coef)
+            coefficients = (math.inf, math.inf, self.vf_coef, self.ent_coef or 0.0)
             return batch.kernel(batch.outputs, batch.columns, batch.part.samples, coefficients)[1]
         from asyncrl.networks.gradients import output_gradients
 
@@ -178,7 +178,13 @@ class IMPALA(OnPolicy):
     def _loss(self, distribution: tuple[Tensor, Tensor], value: Tensor, columns: Tensor) -> ActorCriticLoss:
         _, _, advantage, target, _, weight, _ = columns
         return impala_loss(
-            distribution, value, advantage, target, weight, vf_coef=self.vf_coef, ent_coef=self.ent_coef
+            distribution,
+            value,
+            advantage,
+            target,
+            weight,
+            vf_coef=self.vf_coef,
+            ent_coef=self.ent_coef or 0.0,
         )
 
     @np.errstate(over="ignore", invalid="ignore")
@@ -205,7 +211,7 @@ class IMPALA(OnPolicy):
             values[own:],
             flags,
             self.gamma,
-            self.gae_lambda,
+            1.0 if self.gae_lambda is None else self.gae_lambda,
             (self.rho_bar, self.c_bar, self.pg_rho_bar),
         )
         if self.normalize_advantages:

@@ -114,7 +114,7 @@ class OnPolicy(SegmentLearning):
             action=spec.action,
             activation=self.activation,
             squashed=self.squashed and isinstance(spec.action, BoxAction),
-            normalized=self.normalize_observations,
+            normalized=bool(self.normalize_observations),
             network=self.network_for(spec),
             cell=self.cell,
         )

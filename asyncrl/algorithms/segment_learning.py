@@ -121,7 +121,7 @@ class SegmentLearning(Hyperparameters):
 
     def learning_rate_at(self, progress: float) -> float:
         """Learning rate of an iteration that begins at this fraction of the run's steps."""
-        if callable(self.learning_rate) or self.learning_rate_schedule == "constant":
+        if callable(self.learning_rate) or self.learning_rate_schedule != "linear":
             return value_at(self.learning_rate, progress)
         return linear(self.learning_rate, 0.0, progress)
 

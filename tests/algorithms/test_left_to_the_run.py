@@ -33,27 +33,72 @@ def test_a_batch_has_as_many_steps_for_any_number_of_actors(
     record = PPO(segments_per_batch=segments)
     assert record.for_run(config, SPEC).segment_length == length
     assert record.for_run(config, BOX).segment_length == real
-    for told in (PPO(segment_length=7, ent_coef=0.5), A2C(minibatches=3), IMPALA()):
+    for told in (PPO(segment_length=7, ent_coef=0.5), IMPALA()):
         assert told.for_run(config, SPEC) == told
 
 
 @pytest.mark.parametrize(
     ("actors", "envs", "options", "minibatches", "real"),
     [
-        (2, 16, {}, 8, 4),  # 160 steps
-        (1, 8, {}, 2, 1),
+        (2, 16, {}, 8, 32),  # 160 and 512 steps
+        (1, 8, {}, 2, 8),
         (1, 1, {}, 1, 1),
-        (4, 16, {"segments_per_batch": 1}, 4, 2),
+        (4, 16, {"segments_per_batch": 1}, 4, 16),
+        (1, 16, {"segment_length": 5}, 4, 5),
         (1, 4, {"segment_length": 400}, 4, 4),  # a minibatch has at least one stream
         (2, 16, {"minibatches": 1}, 1, 1),
     ],
 )
-def test_a_gradient_step_of_a2c_has_20_steps_or_more_and_40_with_real_valued_actions(
+def test_a_gradient_step_of_a2c_has_20_steps_or_more_and_16_with_real_valued_actions(
     actors: int, envs: int, options: dict[str, Any], minibatches: int, real: int
 ) -> None:
     config = TrainerConfig(env="any", algo="a2c", num_actors=actors, envs_per_actor=envs)
     assert A2C(**options).for_run(config, SPEC).minibatches == minibatches
     assert A2C(**options).for_run(config, BOX).minibatches == real
+
+
+def test_options_of_a2c_follow_from_the_kind_of_actions() -> None:
+    config = TrainerConfig(env="any", algo="a2c", total_steps=1000)
+    for spec, wanted in (
+        (SPEC, (0.01, 1.0, "constant", False, False, 5)),
+        (BOX, (0.0, 0.95, "linear", True, True, 16)),
+    ):
+        assert chosen(A2C().for_run(config, spec)) == wanted
+    given = A2C(
+        ent_coef=0.3,
+        gae_lambda=0.5,
+        learning_rate_schedule="constant",
+        normalize_observations=False,
+        normalize_rewards=False,
+        segment_length=7,
+    )
+    assert chosen(given.for_run(config, BOX)) == (0.3, 0.5, "constant", False, False, 7)
+
+
+def chosen(record: A2C) -> tuple[Any, ...]:
+    return (
+        record.ent_coef,
+        record.gae_lambda,
+        record.learning_rate_schedule,
+        record.normalize_observations,
+        record.normalize_rewards,
+        record.segment_length,
+    )
+
+
+def test_the_rate_of_a2c_stays_without_an_end_and_where_it_is_a_function() -> None:
+    endless = TrainerConfig(env="any", algo="a2c", total_steps=None, max_seconds=1.0)
+    assert A2C().for_run(endless, BOX).learning_rate_schedule == "constant"
+    config = TrainerConfig(env="any", algo="a2c", total_steps=1000)
+    own = A2C(learning_rate=lambda progress: 1e-3).for_run(config, BOX)
+    assert own.learning_rate_schedule == "constant"
+
+
+def test_a2c_does_not_normalise_images() -> None:
+    config = TrainerConfig(env="any", algo="a2c", total_steps=1000)
+    image = EnvSpec("image", (3, 32, 32), "uint8", BOX.action, observation_kind="image")
+    record = A2C().for_run(config, image)
+    assert record.normalize_observations is False and record.normalize_rewards
 
 
 def test_the_entropy_coefficient_follows_from_the_kind_of_actions() -> None:
