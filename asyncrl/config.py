@@ -26,6 +26,8 @@ from asyncrl.options import (
 
 EPISODE_WINDOW = 100
 """Number of training episodes in the mean `rollout/ep_rew_mean`, as in Stable-Baselines3."""
+TARGET_EPISODES = 100
+"""Episodes that confirm a target, and of the final evaluation, unless the user says something else."""
 OF_AGENTS = ("agent_id", "pad_spaces", "policies")
 """Options that say how the agents of an environment see and act."""
 
@@ -111,8 +113,9 @@ class TrainerConfig:
     eval_episodes: Count = 10
     """Episodes per regular evaluation."""
 
-    target_eval_episodes: Count = 100
-    """Episodes of the evaluation that confirms `target_return`; training pauses during it."""
+    target_eval_episodes: Count | None = TARGET_EPISODES
+    """Episodes of the evaluation that confirms `target_return`, while training pauses, and of the final one; none,
+    which is set where `eval_episodes` alone is given, takes 100 and at the end without a target `eval_episodes`."""
 
     eval_env: Text | None = None
     """Environment of evaluations, an id or the name of a factory; none takes that of training."""
@@ -244,6 +247,17 @@ class TrainerConfig:
         return self.target_return is not None and all(rule is None for rule in others)
 
     @property
+    def confirming_episodes(self) -> int:
+        """Episodes of an evaluation that confirms `target_return`."""
+        return self.target_eval_episodes or TARGET_EPISODES
+
+    @property
+    def final_episodes(self) -> int:
+        """Episodes of the final evaluation."""
+        alone = self.target_eval_episodes is None and self.target_return is None
+        return self.eval_episodes if alone else self.confirming_episodes
+
+    @property
     def actors(self) -> int:
         """`num_actors`, or if None one less than the cores that this process may use, and at least one.
 
@@ -254,6 +268,19 @@ class TrainerConfig:
         if self.num_actors is not None:
             return self.num_actors
         return max(1, usable_cores() - 1)
+
+
+def with_final_episodes(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
+    """Options `given` by a user, with `target_eval_episodes` none where they have `eval_episodes` alone.
+
+    Args:
+        given: options of the run by name.
+        below: options that they override; a number of their own for `target_eval_episodes` stays.
+    """
+    own = below.get("target_eval_episodes", TARGET_EPISODES) != TARGET_EPISODES
+    if "eval_episodes" not in given or own:
+        return dict(given)
+    return {"target_eval_episodes": None, **given}
 
 
 def _check_pattern(name: str, pattern: Any) -> None:

@@ -28,7 +28,7 @@ from asyncrl.cli.train_flags import (
     make_parser,
     reported_as_usage,
 )
-from asyncrl.config import OF_AGENTS, TrainerConfig
+from asyncrl.config import OF_AGENTS, TrainerConfig, with_final_episodes
 from asyncrl.errors import UserError
 from asyncrl.options import option_values, parse_count
 from asyncrl.protocols import Algorithm
@@ -118,11 +118,11 @@ def parse_run(arguments: Sequence[str], make_parser: Callable[[list[str]], Parse
     given_file = last_value(arguments, "--config")
     file = None if given_file is None else Path(given_file).expanduser()
     tables = read_config(file, ALGORITHMS) if file is not None else {}
-    in_file = tables.get(TRAINER, {})
+    in_file = with_final_episodes(tables.get(TRAINER, {}), {})
     algo = algorithm_name(given_algorithm or in_file.get("algo", ""))
     parser = make_parser([algo] if algo in ALGORITHMS else [])
     parsed = parser.parse_exactly(arguments)
-    flags = given_flags(parsed, TrainerConfig)
+    flags = with_final_episodes(given_flags(parsed, TrainerConfig), in_file)
     if parsed.ENV is not None:
         flags |= {"env": parsed.ENV, "env_file": flags.get("env_file")}  # the file's belongs to its own env
     env = flags.get("env", in_file.get("env"))

@@ -17,7 +17,7 @@ from asyncrl.config import TrainerConfig
 from asyncrl.errors import ResourceError, error_text
 from asyncrl.learning.clock import PROGRAM_START
 from asyncrl.protocols import Algorithm
-from asyncrl.run.result import TrainResult
+from asyncrl.run.result import TrainResult, shown_path
 from asyncrl.run.summary import COMPLETE
 from asyncrl.show.console import LEADS, RunConsole, discard
 from asyncrl.show.metrics import EvaluationResult, Snapshot
@@ -129,6 +129,7 @@ def _files(run_dir: Path | None, saved: bool, reason: str) -> list[str]:
     """
     if run_dir is None:
         return ["files         none (they were kept without --run-dir none)"]
+    run_dir = shown_path(run_dir)
     if not saved:
         return [f"files         {run_dir}"]
     path = shlex.quote(str(run_dir))

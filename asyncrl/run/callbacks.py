@@ -45,7 +45,10 @@ class Callback:
         """Called after an evaluation; `evaluation.env_steps` is the step at which its weights were copied."""
 
     def on_checkpoint(self, trainer: Any, path: str) -> bool | None:
-        """Called after a checkpoint was written to `path`. Only runs with a `run_dir` write checkpoints."""
+        """Called after a checkpoint was written to `path`. Only runs with a `run_dir` write checkpoints.
+
+        It is called once for a path and its weights; the final evaluation is added to the last one later.
+        """
 
     def on_end(self, trainer: Any, result: Any) -> None:
         """Called after the run has ended and is closed, also after an error, if `on_start` was called.

@@ -234,7 +234,7 @@ class EvaluationSchedule:
     async def evaluate_finally(
         self, stop_requested: asyncio.Event, on_progress: Callable[[tuple[int, int]], None]
     ) -> tuple[EvaluationResult | None, str | None]:
-        """Make the final evaluation, `target_eval_episodes` with the current weights.
+        """Make the final evaluation, of the current weights.
 
         Args:
             stop_requested: ends the evaluation when it is set.
@@ -243,7 +243,7 @@ class EvaluationSchedule:
         Returns:
             The result or None, and the reason for None.
         """
-        seconds, before, episodes = self._limit(), self.last, self._config.target_eval_episodes
+        seconds, before, episodes = self._limit(), self.last, self._config.final_episodes
         self._evaluator.max_seconds = seconds
         playing = asyncio.create_task(self.evaluate_now(episodes), name="final-evaluation")
         stopping = asyncio.create_task(stop_requested.wait(), name="stop-requested")
@@ -365,9 +365,8 @@ class EvaluationSchedule:
         if not self._training_ended:
             await self._learner.hold()
             self._clock.pause()
-        return await self._play_within_limit(
-            timed, self._config.target_eval_episodes, (CONFIRMATION, self.rounds)
-        )
+        key = CONFIRMATION, self.rounds
+        return await self._play_within_limit(timed, self._config.confirming_episodes, key)
 
     def _resume_training(self) -> None:
         if not self._training_ended and self.holds_training:
@@ -447,10 +446,13 @@ class EvaluationFilms:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._film_waiting(), name="film")
 
-    async def finish(self) -> None:
-        """Wait for the film of the last evaluation, for a limited time."""
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=LAST_FILM_SECONDS)
+    async def finish(self, interrupted: asyncio.Event) -> None:
+        """Wait for the film of the last evaluation, for a limited time and until the run is `interrupted`."""
+        if self._task is None:
+            return
+        either = {self._task, waiting := asyncio.create_task(interrupted.wait(), name="interrupted")}
+        await asyncio.wait(either, timeout=LAST_FILM_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
 
     async def close(self) -> None:
         """End the process of a film, and remove what is not finished; idempotent."""

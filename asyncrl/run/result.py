@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,7 +37,7 @@ class TrainResult:
         stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"target_training_return"`, `"stopped"`,
             `"interrupted"`, or `"failed"` (in `Trainer.result` of a run that raised).
         summary: the content of `summary.json`.
-        run_dir: directory of the run's files, or None.
+        run_dir: absolute path of the directory of the run's files, or None.
         evaluations: the evaluations, in the order of training; of more than 10,000 every second one.
         returns: steps, and mean return of the last 100 training episodes, over the run; thinned to a few hundred.
         unsaved: reason why the last checkpoint could not be written, "" if it was or the run has no directory.
@@ -120,7 +121,16 @@ class TrainResult:
         }
         if summary.get("error"):
             figures["error"] = str(summary["error"])
-        return figures if self.run_dir is None else figures | {"files": str(self.run_dir)}
+        return figures if self.run_dir is None else figures | {"files": str(shown_path(self.run_dir))}
+
+
+def shown_path(path: Path) -> Path:
+    """The path from the working directory if it is inside, else as it is."""
+    with contextlib.suppress(
+        OSError, ValueError
+    ):  # the working directory was deleted, or `path` is not inside
+        return path.relative_to(Path.cwd())
+    return path
 
 
 def _return_of(evaluation: EvaluationResult | None) -> str:

@@ -192,6 +192,8 @@ class Run:
         self.directory = RunDirectory(
             own.config.run_dir, own.config.checkpoints_kept, own.resumed is not None
         )
+        run_dir = self.whole_config.run_dir
+        self._run_dir = Path(run_dir).absolute() if run_dir else None  # the working directory may change
         self.callbacks = Callbacks(trainer, callbacks, self.stop, self.fail)
         exact = own.algorithm.exact
         self.reporter = Reporter(
@@ -796,7 +798,7 @@ class Run:
             if evaluation is not None:
                 await self.saver.save_before_evaluating(weights)  # again, with this evaluation
         if self.built and self.films is not None and error is None:
-            await self.films.finish()
+            await self.films.finish(self._interrupted)
         snapshot = self._last_snapshot(reason, None if error is None else describe_error(error))
         summary = self._write_summary(snapshot, evaluation, failure)
         if self.group.leads and self.config.on_end is not None:
@@ -873,13 +875,12 @@ class Run:
         if schedule.best is not None and schedule.best_weights is not None:
             best_policy = make_policy(schedule.best_weights, schedule.best, schedule.best_critics)
             best = BestPolicy(best_policy, schedule.best)
-        run_dir = self.whole_config.run_dir
         return TrainResult(
             policy=make_policy(weights, evaluation or snapshot, critics),
             evaluation=evaluation,
             stop_reason=snapshot.stop_reason or "stopped",
             summary=summary,
-            run_dir=Path(run_dir) if run_dir else None,
+            run_dir=self._run_dir,
             best=best,
             evaluations=snapshot.evaluations,
             returns=tuple(self.reporter.returns),

@@ -106,6 +106,8 @@ class CheckpointSaver:
         self._unsaved_best: tuple[dict[str, Any], CheckpointMeta] | None = None
         self._written: tuple[str, tuple[object, ...]] = ("", ())
         """Path of the last checkpoint, and the key of its state."""
+        self._told: tuple[str, set[int]] = ("", set())
+        """Path of the last checkpoint that the callbacks were told of, and hashes of its acting weights."""
         self._rows_written: tuple[str, tuple[int, ...]] = ("", ())
         """Name of the last rows file, and the learner's updates and ring positions at that time."""
 
@@ -240,7 +242,13 @@ class CheckpointSaver:
         # The best weights are written without rows, so that file is not the one to resume from.
         latest = not (best and self.keeps_rows)
         path = str(await asyncio.to_thread(folder.save, state, meta, best=best, latest=latest))
-        self._run.callbacks.checkpoint(path)
+        before, told = self._told
+        told, weights = told if path == before else set(), hash(state["weights"].tobytes())
+        if (
+            weights not in told
+        ):  # the end of a run adds its evaluations to the checkpoint that it has just written
+            self._told = path, {*told, weights}
+            self._run.callbacks.checkpoint(path)
         return path
 
     def _warn(self, error: Exception) -> None:

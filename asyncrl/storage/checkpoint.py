@@ -192,7 +192,8 @@ class CheckpointFolder:
     ) -> Path:
         """Write `<env_steps>`, link it as `latest` and `best` if so set, remove the oldest; returns the path.
 
-        A checkpoint with rows (`replay_file.py`) removes the rows of those before it: only one rows file is kept.
+        A checkpoint with rows (`replay_file.py`), and one that is the latest, removes the rows of those before it: only
+        one rows file is kept, and none where the run keeps no rows any more.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         for left_by_a_kill in self.directory.glob(".*.tmp"):
@@ -202,7 +203,7 @@ class CheckpointFolder:
         for name in ("latest",) * latest + ("best",) * best:
             self._name(path, name)
         rows = state["run"].get("rows") if "run" in state else None
-        for before in self.directory.glob(f"*{SUFFIX}") if rows is not None else ():
+        for before in self.directory.glob(f"*{SUFFIX}") if rows is not None or latest else ():
             if before.name != rows:
                 before.unlink(missing_ok=True)
         # Higher numbers are of the part that a run resumed from an earlier checkpoint has left behind.

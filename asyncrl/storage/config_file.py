@@ -144,7 +144,7 @@ def make_record(record: type[R], values: Mapping[str, Any], *, file: Path, path:
 
 
 def dump_config(config: TrainerConfig, algorithm: Any) -> str:
-    """Return both records as TOML: every option below its help; an option that is None or a function is a comment."""
+    """Return both records as TOML: every option below its help; a function, and None as default, is a comment."""
     own = importable_name(algorithm)
     first = f"# Module and class of the algorithm\n{_assignment(ALGORITHM, own)}\n\n" if own else ""
     return first + _table(TRAINER, config) + "\n" + _table(config.algo, algorithm)
@@ -161,8 +161,10 @@ def _table(path: str, record: Any) -> str:
     for name, option in option_help(type(record)).items():
         value = getattr(record, name)
         lines.append(f"# {option.help}")
-        if not callable(value):
-            lines.append(f"# {name} is not set" if value is None else _assignment(name, value))
+        if value is None and option.default is None:
+            lines.append(f"# {name} is not set")
+        elif not callable(value):  # a missing line would be the default
+            lines.append(_assignment(name, "none" if value is None else value))
     for name, function in functions_of(record).items():
         file = "network.pkl" if name == "network" else "functions.pkl"
         lines.append(f"# {name} is {factory_name(function)}: a function, kept in {file}")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.algorithms import ALGORITHMS
-from asyncrl.config import EPISODE_WINDOW, TrainerConfig
+from asyncrl.config import EPISODE_WINDOW, TrainerConfig, with_final_episodes
 from asyncrl.errors import CheckpointError, ConfigurationError
 from asyncrl.options import near_miss, option_help, parse_count
 from asyncrl.protocols import Algorithm
@@ -154,7 +154,7 @@ def changed_options(
         ValueError: a value is outside its range.
     """
     known = {TrainerConfig: {}, type(algorithm): {}}  # type: dict[type, dict[str, Any]]
-    for name, value in changes.items():
+    for name, value in with_final_episodes(changes, vars(config)).items():
         table = next((record for record in known if name in option_help(record)), None)
         if table is None:
             miss = near_miss(name, [n for record in known for n in option_help(record)])
@@ -261,7 +261,7 @@ def _target_reached(config: TrainerConfig, evaluations: Mapping[str, NDArray[Any
     """Whether an evaluation of the run has confirmed its target."""
     if config.target_return is None or not len(evaluations["return_mean"]):
         return False
-    long_enough = np.asarray(evaluations["episodes"]) >= config.target_eval_episodes
+    long_enough = np.asarray(evaluations["episodes"]) >= config.confirming_episodes
     return bool((np.asarray(evaluations["return_mean"])[long_enough] >= config.target_return).any())
 
 

@@ -42,7 +42,7 @@ class RunOptions(TypedDict, total=False):
     target_training_return: float | None
     eval_interval_steps: int | None
     eval_episodes: int
-    target_eval_episodes: int
+    target_eval_episodes: int | None
     eval_env: Any
     eval_env_kwargs: Mapping[str, Any]
     eval_levels: Mapping[str, Mapping[str, Any]]

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never, Self, Unpack
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.probe import probe
 from asyncrl.algorithms.other_names import Answering, unknown_attribute
-from asyncrl.config import TrainerConfig
+from asyncrl.config import TrainerConfig, with_final_episodes
 from asyncrl.envs.changes import described
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import (
@@ -122,7 +122,7 @@ class Trainer(ShownByCard, metaclass=Answering):
         eval_env = options.pop("eval_env", None)
         evaluation = None if eval_env is None else EnvSource.from_user(eval_env)
         source = EnvSource.from_user(env)
-        record, given = algorithm_and_options(algorithm, source.name, dict(options))
+        record, given = algorithm_and_options(algorithm, source.name, with_final_episodes(options, {}))
         named = tuple(described(wrapper) for wrapper in wrappers)
         if evaluation is not None:
             given["eval_env"] = evaluation.name

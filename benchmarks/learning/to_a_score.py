@@ -124,7 +124,9 @@ def main() -> None:
     name = name.lower().translate(str.maketrans("-/:.", "____"))
     runs, report = earlier_runs(name) if parsed.add else [], Report(name)
     options = [] if parsed.steps is None else ["--steps", str(parsed.steps)]
-    options += [] if parsed.to_the_end else ["--target-return", str(parsed.score)]
+    options += (
+        ["--target-eval-episodes", "100"] if parsed.to_the_end else ["--target-return", str(parsed.score)]
+    )
     seeds = range(parsed.first_seed, parsed.first_seed + parsed.seeds)
     for seed in sorted({*seeds} - {run.seed for run in runs}):
         runs.append(Run.of(*finished_run(parsed.env, parsed.algo, seed, [*options, *behind]), parsed.score))

@@ -195,6 +195,15 @@ def test_a_negative_number_is_a_value_in_any_form(text: str, value: float) -> No
     assert config.target_return == value
 
 
+def test_evaluations_of_the_command_line_say_how_long_the_last_one_is(tmp_path: Path) -> None:
+    line = ["Unknown-v0", "--algo", "dqn", "--eval-episodes", "5"]
+    assert parse_train(line)[0].final_episodes == 5
+    assert parse_train([*line, "--target-return", "475"])[0].final_episodes == 100
+    file = tmp_path / "own.toml"
+    file.write_text("[trainer]\ntarget_eval_episodes = 50\n", encoding="utf-8")
+    assert parse_train([*line, "--config", str(file)])[0].final_episodes == 50
+
+
 def test_a_port_is_a_number() -> None:
     config, _ = parse_train(
         ["Unknown-v0", "--algo=dqn", "--http=8080", "--num-actors=3", "--total-steps=1e6"]

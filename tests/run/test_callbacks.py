@@ -89,6 +89,15 @@ def test_a_run_tells_its_callbacks_what_happens(tmp_path: Path, how: str) -> Non
     }
 
 
+@pytest.mark.parametrize("rows", [False, True])
+def test_the_last_checkpoint_is_told_once(tmp_path: Path, rows: bool) -> None:
+    journal = Journal()
+    run = trainer(tmp_path, eval_interval_steps=None, save_replay_buffer=rows)
+    run.learn(total_steps=1_000, callbacks=[journal])
+    told = journal.events("checkpoint")
+    assert told and told.count(told[-1]) == 1
+
+
 def test_a_run_of_less_than_a_second_has_reports_by_steps() -> None:
     journal = Journal()
     short = trainer(report_interval_steps=1_000, report_interval_seconds=60.0, eval_interval_steps=None)

@@ -66,6 +66,13 @@ def test_every_interval_has_one_evaluation_in_every_file(tmp_path: Path) -> None
     assert [(e.env_steps, e.return_mean) for e in snapshots[-1].evaluations] == points
 
 
+def test_the_final_evaluation_is_as_long_as_the_others_where_only_they_were_given() -> None:
+    made = Trainer("CartPole-v1", small(), **SMALL)
+    result = made.learn(total_steps=600, progress=False)
+    assert result.evaluation is not None and result.evaluation.episodes == 2
+    assert Trainer("CartPole-v1", small(), http="off").config.final_episodes == 100
+
+
 def test_evaluations_may_draw_actions() -> None:
     def mean(deterministic: bool) -> float:
         trainer = Trainer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import warnings
 from pathlib import Path
@@ -11,9 +12,11 @@ import levels
 import numpy as np
 import pytest
 from small_records import small
+from waiting import PATIENCE_SECONDS
 
 from asyncrl import PPO, Trainer
 from asyncrl.errors import ConfigurationError
+from asyncrl.run.evaluate import EvaluationFilms
 
 
 def trainer_of(env: Any, run_dir: Path | None = None, **given: Any) -> Trainer:
@@ -54,6 +57,20 @@ def test_a_film_draws_actions_where_evaluations_do() -> None:
     assert shown.film.return_sum == result.evaluation.return_mean, "of one episode the draws are the same"
     greedy = Trainer(levels.PicturedChoice, record, seed=2, **run).learn(16, progress=False).evaluation
     assert greedy is not None and greedy.return_mean != shown.film.return_sum
+
+
+def test_an_interrupted_run_does_not_wait_for_its_film() -> None:
+    async def finish(interrupt: bool) -> bool:
+        films = EvaluationFilms.__new__(EvaluationFilms)
+        films._task, interrupted = asyncio.create_task(asyncio.Event().wait()), asyncio.Event()  # type: ignore[arg-type]
+        finishing = asyncio.create_task(films.finish(interrupted))
+        await asyncio.sleep(0)
+        if interrupt:
+            interrupted.set()
+        done, _ = await asyncio.wait({finishing}, timeout=PATIENCE_SECONDS if interrupt else 0.0)
+        return bool(done)
+
+    assert asyncio.run(finish(True)) and not asyncio.run(finish(False))
 
 
 def test_without_a_directory_the_film_ends_with_the_run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import math
@@ -323,6 +324,21 @@ def test_a_run_that_goes_on_from_an_earlier_checkpoint_keeps_its_own_files(tmp_p
         meta = CheckpointMeta(env="CartPole-v1", algo="dqn", spec=SPEC, env_steps=step)
         assert folder.save(small_state(), meta).exists()
     assert folder.steps() == [60, 70, 75]
+
+
+def test_a_folder_keeps_no_rows_of_a_run_that_saves_none_any_more(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    rows = tmp_path / "100.replay"
+    rows.touch()
+    folder.save(
+        {"weights": np.zeros(2), "run": {"rows": rows.name}}, dataclasses.replace(META, env_steps=100)
+    )
+    folder.save(
+        {"weights": np.zeros(2), "run": {}}, dataclasses.replace(META, env_steps=150), best=True, latest=False
+    )
+    assert rows.exists(), "the latest checkpoint still has its rows"
+    folder.save({"weights": np.zeros(2), "run": {}}, dataclasses.replace(META, env_steps=200))
+    assert not rows.exists()
 
 
 def test_a_folder_works_without_hard_links_and_clears_what_a_kill_left(

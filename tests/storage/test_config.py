@@ -6,12 +6,12 @@ import dataclasses
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
 
-from asyncrl.config import TrainerConfig, usable_cores
+from asyncrl.config import TrainerConfig, usable_cores, with_final_episodes
 from asyncrl.errors import ConfigurationError
 from asyncrl.options import (
     Coefficient,
@@ -274,6 +274,31 @@ def test_a_file_holds_every_option_and_reads_back(tmp_path: Path) -> None:
         for name, option in option_help(type(record)).items():
             assert f"# {option.help}\n" in text
             assert (name in written) == (getattr(record, name) is not None)
+
+
+def test_an_option_that_is_none_stays_so_in_the_file(tmp_path: Path) -> None:
+    run = config(eval_interval_steps=None, report_interval_steps=None, target_eval_episodes=None)
+    file = tmp_path / "config.toml"
+    file.write_text(dump_config(run, Toy()), encoding="utf-8")
+    assert load(file)[0] == run
+
+
+@pytest.mark.parametrize(
+    ("given", "below", "episodes"),
+    [
+        ({}, {}, (100, 100)),
+        ({"eval_episodes": 5}, {}, (5, 100)),
+        ({"eval_episodes": 5, "target_return": 475}, {}, (100, 100)),
+        ({"eval_episodes": 5, "target_eval_episodes": 20}, {}, (20, 20)),
+        ({"eval_episodes": 5}, {"target_eval_episodes": 20}, (20, 20)),
+        ({"eval_episodes": 5}, {"target_eval_episodes": 100, "eval_episodes": 10}, (5, 100)),
+    ],
+)
+def test_the_final_evaluation_has_the_episodes_that_were_asked_for(
+    given: dict[str, Any], below: dict[str, Any], episodes: tuple[int, int]
+) -> None:
+    made = config(**{**below, **with_final_episodes(given, below)})
+    assert (made.final_episodes, made.confirming_episodes) == episodes
 
 
 def fails(tmp_path: Path, text: str) -> ConfigurationError:

@@ -19,6 +19,7 @@ from waiting import PATIENCE_SECONDS, wait_until
 import asyncrl
 from asyncrl import PPO, Trainer, errors
 from asyncrl.config import TrainerConfig
+from asyncrl.run.result import shown_path
 from asyncrl.trainer.arguments import RunOptions
 
 
@@ -48,6 +49,9 @@ def test_a_run_stays_in_its_directory_when_the_working_directory_changes(
         os.kill(run.snapshot().actors[0].pid, signal.SIGKILL)
         wait_until(lambda: run.snapshot().actor_restarts == 1, "another actor")
     left = tmp_path / "run"
+    assert run.result is not None and run.result.run_dir == left and shown_path(left) == left
+    monkeypatch.chdir(tmp_path)
+    assert str(shown_path(left)) == "run"
     assert (left / "checkpoints" / "latest").exists() and (left / "summary.json").exists()
     assert list(elsewhere.iterdir()) == []
 
