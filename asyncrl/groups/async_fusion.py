@@ -278,12 +278,6 @@ class AsyncServer:
 class AsyncClient:
     """A group's connection to the fused weights. Implements `Fuser`; see `AsyncServer` for the messages.
 
-    Args:
-        peers: the connection to rank 0.
-        encoding: encoding of the messages.
-        shared: statistics that are part of the messages.
-        deltas: rules of the deltas.
-
     Attributes:
         base: `[P]`, the fused weights that this group received last; at first those to start from.
 

@@ -63,10 +63,6 @@ class GreedyModule(nn.Module):
     It is called with the batch `[R, ...]` of the observation, or of each leaf of a structured one in their order, and
     with the state `[R, state_size]` of a recurrent policy. It returns the actions `[R, *action_shape]` in the
     environment's dtype, and the next state of a recurrent policy.
-
-    Args:
-        policy: the policy.
-        spec: the environment, its observations not stacked.
     """
 
     def __init__(self, policy: QPolicy | BoxPolicy | StochasticPolicy, spec: EnvSpec) -> None:

@@ -86,9 +86,6 @@ def own_place(config: TrainerConfig) -> Place | None:
 class Alone:
     """The only group of a run, which may resume one of several: the methods of `Group`, without connections.
 
-    Args:
-        whole: the run.
-
     Attributes:
         whole, job, leads, max_env_steps, among: see `Group`. What the groups of a resumed run had made beside rank 0 is
             not to be made again.

@@ -319,10 +319,6 @@ class Gate:
     DNS rebinding. Beyond loopback: any address literal, this machine's name and the bound name, and every read needs
     the token. Any other host, such as a reverse proxy's, is accepted only with the token, which a rebound page does not
     have.
-
-    Args:
-        host: the address that the server binds.
-        token: the run's token, not empty.
     """
 
     def __init__(self, host: str, token: str) -> None:

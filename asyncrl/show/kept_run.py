@@ -46,11 +46,7 @@ LARGEST = 1e300
 
 @dataclass(frozen=True)
 class KeptRun:
-    """One run's directory.
-
-    Attributes:
-        path: the directory.
-    """
+    """One run's directory."""
 
     path: Path
 
