@@ -106,13 +106,6 @@ class FusedWeights:
 class AsyncServer:
     """Serves the fused weights to the other ranks and, as its `Fuser`, to rank 0's own learner.
 
-    Args:
-        weights: the fused weights.
-        encoding: encoding of the messages.
-        ranks: ranks of the other groups.
-        connect: makes connections; called on the groups' threads.
-        shared: statistics that are part of the messages.
-
     Attributes:
         lost: ranks that are disconnected now, with the cause.
     """

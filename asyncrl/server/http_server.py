@@ -188,13 +188,7 @@ class HttpServer:
 
 
 class Budget:
-    """Costs that may be spent: `per_second` of them are added, up to `at_once`, which it begins with.
-
-    Args:
-        per_second: costs added in a second.
-        at_once: largest budget.
-        now: monotonic seconds.
-    """
+    """Costs that may be spent: `per_second` of them are added, up to `at_once`, which it begins with."""
 
     def __init__(self, per_second: float, at_once: float, now: Callable[[], float] = time.monotonic) -> None:
         self._per_second, self._at_once, self._now = per_second, at_once, now
