@@ -101,12 +101,10 @@ class GreedyModule(nn.Module):
         """Inputs `[R, inputs]` of the network; see `NetworkInputs`."""
         spec = self._spec
         if spec.leaves:
-            parts = [
-                _leaf_values(part, leaf) for part, leaf in zip(observation, spec.leaves, strict=True)
-            ]  # [R, k, values] each
-            x = torch.cat(
-                [part.reshape(-1, self._policy.frame_stack, part.shape[-1]) for part in parts], dim=2
-            )
+            leaves = zip(observation, spec.leaves, strict=True)
+            parts = [_leaf_values(part, leaf) for part, leaf in leaves]  # [R, k, values] each
+            stacks = [part.reshape(-1, self._policy.frame_stack, part.shape[-1]) for part in parts]
+            x = torch.cat(stacks, dim=2)
             x = x.flatten(1)
         else:
             x = observation[0].flatten(1).float()

@@ -274,9 +274,6 @@ def _json(path: Path) -> dict[str, Any]:
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except (
-        ValueError,
-        RecursionError,
-    ):  # the incomplete last line of a killed run; a file of another program
+    except (ValueError, RecursionError):  # an incomplete line of a killed run; a file of another program
         return {}
     return value if isinstance(value, dict) else {}
