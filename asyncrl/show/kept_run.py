@@ -104,6 +104,14 @@ class KeptRun:
         return None
 
     @property
+    def page(self) -> tuple[str, str] | None:
+        """Address and token of its live page, by `http.json`; None without that file, which a killed run leaves."""
+        held = _json(self.path / "http.json")
+        if not {"url", "token"} <= held.keys():
+            return None
+        return str(held["url"]).partition("#")[0].rstrip("/"), str(held["token"])
+
+    @property
     def state(self) -> str:
         """`running`, `finished`, `stopped`, `interrupted`, `failed`, or `killed` if no summary says how it ended."""
         if self.pid is not None:
