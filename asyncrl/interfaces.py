@@ -463,38 +463,41 @@ class JointBatch(Batch):
         state_values: int = 0,
     ) -> JointBatch:
         """Create an uninitialised batch of `batch_size` joint transitions for this environment."""
-        joint = (batch_size, spec.num_agents)
         each = Batch.allocate(batch_size * spec.num_agents, spec, extra_fields)
-        by_agent = ("obs", "action", "reward", "discount", "next_obs")
         return cls(
-            **{
-                name: array.reshape(*joint, *array.shape[1:])
-                for name in by_agent
-                for array in [getattr(each, name)]
-            },
+            **_of_agents(each, _OF_TRANSITION, spec.num_agents),
             **_item_arrays(batch_size),
-            extras={name: array.reshape(*joint, *array.shape[1:]) for name, array in each.extras.items()},
-            trained=np.empty(joint, np.bool_),
+            trained=np.empty((batch_size, spec.num_agents), np.bool_),
             state=np.empty((batch_size, state_values), np.float32),
             next_state=np.empty((batch_size, state_values), np.float32),
         )
 
     def by_agent(self) -> Batch:
         """Batch of the B N single transitions: views, and copies of what all agents of an item share."""
-        agents = self.trained.shape[1]
-        own = ("obs", "action", "reward", "discount", "next_obs")
-        shared = ("weight", "ids", "version", "policy_updates", "staleness")
-        return Batch(
-            **{name: _flattened(getattr(self, name)) for name in own},
-            **{name: np.repeat(getattr(self, name), agents) for name in shared},
-            extras={name: _flattened(array) for name, array in self.extras.items()},
-            progress=self.progress,
-        )
+        return Batch(**_of_single_agents(self, _OF_TRANSITION))
 
 
-def _flattened(array: NDArray[Any]) -> NDArray[Any]:
-    """View `[B N, ...]` of `[B, N, ...]`."""
-    return array.reshape(-1, *array.shape[2:])
+_OF_TRANSITION = ("obs", "action", "reward", "discount", "next_obs")
+_OF_SEQUENCE = ("obs", "begins", "action", "reward", "discount", "bootstrap", "trained")
+"""Arrays of a joint transition and of a joint sequence that are each agent's; its agents share the others."""
+
+
+def _of_agents(each: ReplayBatch, own: tuple[str, ...], agents: int) -> dict[str, Any]:
+    """Views `[B, N, ...]` of the arrays `own` and the extras of B N items."""
+    arrays: dict[str, Any] = {name: getattr(each, name) for name in own}
+    views = {name: array.reshape(-1, agents, *array.shape[1:]) for name, array in arrays.items()}
+    extras = {name: array.reshape(-1, agents, *array.shape[1:]) for name, array in each.extras.items()}
+    return {**views, "extras": extras}
+
+
+def _of_single_agents(joint: JointBatch | JointSequenceBatch, own: tuple[str, ...]) -> dict[str, Any]:
+    """Arrays of the B N items of single agents: views of `own` and the extras, and copies of what agents share."""
+    arrays: dict[str, Any] = {name: getattr(joint, name) for name in own}
+    views = {name: array.reshape(-1, *array.shape[2:]) for name, array in arrays.items()}
+    extras = {name: array.reshape(-1, *array.shape[2:]) for name, array in joint.extras.items()}
+    shared = ("weight", "ids", "version", "policy_updates", "staleness")
+    copies = {name: np.repeat(getattr(joint, name), joint.trained.shape[1]) for name in shared}
+    return {**views, **copies, "extras": extras, "progress": joint.progress}
 
 
 @dataclass
@@ -702,31 +705,13 @@ class JointSequenceBatch(SequenceBatch):
         state_values: int = 0,
     ) -> JointSequenceBatch:
         """Create an uninitialised batch of `batch_size` joint sequences for this environment."""
-        agents = spec.num_agents
-        each = SequenceBatch.allocate(batch_size * agents, shape, spec, extra_fields)
-        one = SequenceBatch.allocate(batch_size, shape, spec)
-        own: dict[str, Any] = {name: _by_item(getattr(each, name), agents) for name in _OF_AGENT}
+        each = SequenceBatch.allocate(batch_size * spec.num_agents, shape, spec, extra_fields)
         return cls(
-            **own,
-            **{name: getattr(one, name) for name in _OF_ITEM},
-            extras={name: _by_item(array, agents) for name, array in each.extras.items()},
+            **_of_agents(each, _OF_SEQUENCE, spec.num_agents),
+            **_item_arrays(batch_size),
             state=np.empty((batch_size, shape.rows, state_values), np.float32),
         )
 
     def by_agent(self) -> SequenceBatch:
         """Batch of the B N sequences: views, and copies of what all agents of an item share."""
-        agents = self.trained.shape[1]
-        own: dict[str, Any] = {name: _flattened(getattr(self, name)) for name in _OF_AGENT}
-        own |= {name: np.repeat(getattr(self, name), agents) for name in _OF_ITEM}
-        extras = {name: _flattened(array) for name, array in self.extras.items()}
-        return SequenceBatch(**own, extras=extras, progress=self.progress)
-
-
-_OF_AGENT = ("obs", "begins", "action", "reward", "discount", "bootstrap", "trained")
-_OF_ITEM = ("weight", "ids", "version", "policy_updates", "staleness")
-"""Arrays of a joint sequence that are each agent's, and those that all its agents share."""
-
-
-def _by_item(array: NDArray[Any], agents: int) -> NDArray[Any]:
-    """View `[B, N, ...]` of `[B N, ...]`."""
-    return array.reshape(-1, agents, *array.shape[1:])
+        return SequenceBatch(**_of_single_agents(self, _OF_SEQUENCE))

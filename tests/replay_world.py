@@ -18,7 +18,6 @@ from asyncrl.envs.checks import spec_of
 from asyncrl.interfaces import RESET, Batch, UpdateResult
 from asyncrl.learning.lockstep_replay import LockstepReplayLoop, quantum_rows
 from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
-from asyncrl.learning.update_loop import no_steps
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.replay import PrioritizedReplay
@@ -95,7 +94,7 @@ class Setting:
     eval_steps: int | None = None
     eval_waiting: int = 8
     mirror: Any = None
-    other_steps: Callable[[], int] = no_steps
+    other_steps: Callable[[], int] = lambda: 0
 
 
 @dataclass(frozen=True)

@@ -135,11 +135,7 @@ class AgentPolicies:
 
 
 class AgentMemories:
-    """Recurrent states of several policies as those of one. Implements `Memory`.
-
-    Args:
-        policies: recurrent policies, with states of one size.
-    """
+    """Recurrent states of several policies as those of one. Implements `Memory`."""
 
     def __init__(self, policies: AgentPolicies) -> None:
         self._policies = policies

@@ -185,12 +185,7 @@ def choose_network(
 ) -> ImageNetwork | None:
     """Return the network `name` for the observations of `spec`; None for a perceptron over the flat observation.
 
-    Args:
-        name: one of `NetworkName`.
-        spec: the policy's view of the environment, stacked frames included.
-        value_outputs: see `ConvolutionalNetwork`.
-        noisy_sigma: see `ConvolutionalNetwork`.
-        layer_norm: see `ConvolutionalNetwork`.
+    `spec` is the policy's view of the environment, stacked frames included; the rest is that of `ConvolutionalNetwork`.
 
     Raises:
         SpacesDoNotFit: `name` is a convolutional network, and the observations are no images or too small (ASYNC005).

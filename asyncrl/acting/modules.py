@@ -146,12 +146,7 @@ def _tensor(array: NDArray[np.float32]) -> Tensor:
 
 
 class RecurrentModuleActingNetwork(RecurrentActingNetwork):
-    """A recurrent acting network whose encoder is a torch module; torch runs all of it, or NumPy and numba.
-
-    Args:
-        spec, layout, cell, relu: see `RecurrentActingNetwork`.
-        network: factory of the encoder.
-    """
+    """A recurrent acting network whose encoder is a torch module; torch runs all of it, or NumPy and numba."""
 
     def __init__(
         self, spec: EnvSpec, layout: NetworkLayout, cell: Cell, network: NetworkFactory, relu: bool = True

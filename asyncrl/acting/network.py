@@ -21,9 +21,6 @@ OBSERVATION_CLIP = 10.0
 class NetworkInputs:
     """Conversion of observations to inputs of a network, for actors and learners.
 
-    Args:
-        spec: the environment as the policy sees it.
-
     Attributes:
         bytes: whether observations are plain bytes, which a caller may keep as bytes.
         byte_factor: factor from these bytes to inputs; see `EnvSpec.byte_factor`.

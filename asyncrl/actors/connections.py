@@ -14,10 +14,6 @@ from asyncrl.shm.weights import WeightMailbox
 class RequestBlocks:
     """Request blocks of all actors, and the doorbell that they ring after a request; owned by the main process.
 
-    Args:
-        layout: layout of every block.
-        num_actors: number of actors.
-
     Attributes:
         segments: one for each actor.
         doorbell: doorbell on which the inference server sleeps.

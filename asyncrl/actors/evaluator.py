@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actors.child import Child, ChildDied, ChildSilent
-from asyncrl.actors.episodes import EPISODE_STEPS, MAX_ENVS, Episodes
+from asyncrl.actors.episodes import EPISODE_STEPS, Episodes
 from asyncrl.actors.exit_errors import actor_killed, build_hung, evaluation_hung
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.limits import ProcessLimits, RestartBudget
@@ -39,7 +39,6 @@ class RemoteEvaluator:
         spec: its spec.
         policy_bytes: pickled `Policy`.
         seed: together with the key of an evaluation, the seed of its episodes.
-        max_envs: largest number of environments to build; more episodes than that take turns.
         limits: time limits of building its first environment, and of a step, reset or construction in an evaluation,
             and the limit of restarts after it was killed.
         max_episode_steps: step limit of an episode; None for the environment's own limit, or else `EPISODE_STEPS`.
@@ -64,7 +63,6 @@ class RemoteEvaluator:
         policy_bytes: bytes,
         seed: int,
         *,
-        max_envs: int = MAX_ENVS,
         limits: ProcessLimits | None = None,
         max_episode_steps: int | None = None,
         deterministic: bool = True,
@@ -77,7 +75,7 @@ class RemoteEvaluator:
         self.levels: tuple[str, ...] = names
         self._first, self._policy = sources[0], policy_bytes
         self.agents, self.policies = tuple(agent.name for agent in spec.agents), spec.policies
-        self._plan = pickle.dumps(EvaluatorPlan(sources, policy_bytes, max_envs, self.agents))
+        self._plan = pickle.dumps(EvaluatorPlan(sources, policy_bytes, self.agents))
         self._name = spec.name
         self._seed, self._deterministic = seed, deterministic
         self._max_steps = max_episode_steps or spec.max_episode_steps or EPISODE_STEPS

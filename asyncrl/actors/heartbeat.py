@@ -19,12 +19,7 @@ _RATE_SECONDS = 1.0
 
 
 class Heartbeat:
-    """Heartbeat and rates of an actor, from the header of its ring.
-
-    Args:
-        index: index of the actor.
-        ring: its ring.
-    """
+    """Heartbeat and rates of an actor, from the header of its ring."""
 
     def __init__(self, index: int, ring: RingReader) -> None:
         self._index = index

@@ -91,11 +91,9 @@ class EvaluatorPlan:
     Attributes:
         sources: the environment of every level; the first is built before the process is ready.
         policy: pickled `Policy`.
-        max_envs: largest number of environments to build for a level.
         agents: names of several agents for which the policy acts; empty for one agent.
     """
 
     sources: tuple[EnvSource, ...]
     policy: bytes
-    max_envs: int
     agents: tuple[str, ...]

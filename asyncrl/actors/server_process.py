@@ -259,11 +259,7 @@ class Request:
 
 
 class Requests:
-    """Open requests to a server, by tag; at its start the only one is `READY`.
-
-    Args:
-        ready_seconds: time limit of `READY`.
-    """
+    """Open requests to a server, by tag; at its start the only one is `READY`."""
 
     def __init__(self, ready_seconds: float) -> None:
         self._open = {READY: Request(ready_seconds)}

@@ -52,9 +52,6 @@ class StepTimes:
 
     The parts of a step are measured in every 64th row, waiting in all. A part keeps its last mean while no row was
     timed, as environments may be slow.
-
-    Args:
-        rings: the actors' rings.
     """
 
     def __init__(self, rings: Sequence[RingReader]) -> None:

@@ -168,12 +168,7 @@ class Streams:
         self._renewal = Renewal(self._source, self._spec, kwargs, number, seeds)
 
     def _renewed(self, index: int, stream: int) -> dict[str, int]:
-        """Give an environment the newest keyword arguments if it has others; return its next reset's arguments.
-
-        Args:
-            index: index of the environment.
-            stream: its first stream.
-        """
+        """Give an environment the newest keyword arguments if it has others; return its next reset's arguments."""
         renewal = self._renewal
         if renewal is None or self._made_for[index] == renewal.number:
             return {}

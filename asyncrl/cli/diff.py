@@ -33,9 +33,8 @@ def run(options: argparse.Namespace) -> None:
     """Print both tables."""
     sides = [_runs(options.A), _runs(options.B)]
     firsts = [side[0] for side in sides]
-    shared = set(firsts[0].options) & set(
-        firsts[1].options
-    )  # leaves out the options of two different algorithms
+    # The options of two different algorithms are left out.
+    shared = set(firsts[0].options) & set(firsts[1].options)
     several = any(len(side) > 1 for side in sides)
     rows = [
         (name, *(_text(value) for value in values))

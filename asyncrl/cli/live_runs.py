@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from asyncrl.show.kept_run import LOCK, is_run, read_text
+from asyncrl.show.kept_run import LOCK, KeptRun, is_run
 
 FORK_SERVER = "asyncrl.actors.forkserver"
 ASK_SECONDS = 1.0
@@ -70,7 +70,7 @@ def live_runs() -> list[LiveRun]:
     runs: list[tuple[int, Path | None, list[tuple[str, str]]]] = []
     for process in _run_processes():
         pid, directories = process.pid, list(_directories(process))
-        runs += [(pid, path, _page_of(path)) for path in directories]
+        runs += [(pid, path, [page] if (page := KeptRun(path).page) else []) for path in directories]
         if not directories:
             runs.append((pid, None, _ports_of(process)))
     pages = [page for _, _, those in runs for page in those]
@@ -109,15 +109,6 @@ def _directories(process: psutil.Process) -> Iterator[Path]:
             path = Path(file.path)
             if path.name == LOCK and is_run(path.parent):
                 yield path.parent
-
-
-def _page_of(path: Path) -> list[tuple[str, str]]:
-    """Address and token of the page of the run in directory `path`; empty without a page."""
-    try:
-        page = json.loads(read_text(path / "http.json"))
-        return [(str(page["url"]).partition("#")[0].rstrip("/"), str(page["token"]))]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return []
 
 
 def _ports_of(process: psutil.Process) -> list[tuple[str, str]]:

@@ -366,11 +366,8 @@ class AgentsEnv:
                 self._store(n, "step", observations[key], infos.get(key))
             elif not flags:
                 raise self._broken("step", f"agent {key} goes on, and has no observation")
-        self._whole, self.over, self.flagged = (
-            bool(self.live.all()),
-            not self.live.any(),
-            bool(self.flags.any()),
-        )
+        self._whole, self.over = bool(self.live.all()), not self.live.any()
+        self.flagged = bool(self.flags.any())
         return row
 
     def state(self) -> NDArray[np.float32]:

@@ -116,9 +116,6 @@ class GoalRewards:
         function: computes the rewards.
         env: environment to close with this object, or None.
 
-    Attributes:
-        goals: places of the goals.
-
     Raises:
         SpacesDoNotFit: the function does not return one reward for each of two goals (ASYNC005).
         EnvironmentRaised: it raised (ASYNC002).

@@ -210,11 +210,7 @@ def unpacker(spec: EnvSpec) -> Unpacker | None:
 
 
 class Unpacker:
-    """Conversion of rows of bytes, which contain images and float32 values, to float32.
-
-    Args:
-        spec: the policy's view of the environment.
-    """
+    """Conversion of rows of bytes, which contain images and float32 values, to float32."""
 
     def __init__(self, spec: EnvSpec) -> None:
         self._leaves, self._row_bytes = spec.leaves, sum(leaf.row_bytes for leaf in spec.leaves)
@@ -263,12 +259,7 @@ def mask_reader(spec: EnvSpec) -> MaskReader | None:
 
 
 class MaskReader:
-    """Reader of the action masks in observations.
-
-    Args:
-        spec: the policy's view of the environment.
-        at: slice of the mask in a row.
-    """
+    """Reader of the action masks in observations."""
 
     def __init__(self, spec: EnvSpec, at: slice) -> None:
         image = any(leaf.path == (MASK_KEY,) and leaf.kind == "image" for leaf in spec.leaves)

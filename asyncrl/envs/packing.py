@@ -96,10 +96,6 @@ def _with_masks(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
 class Packing:
     """Conversion of the observations of a structured space to rows.
 
-    Args:
-        space: the space.
-        leaves: its leaves.
-
     Attributes:
         space: the space of the rows.
         leaves, unread: `leaves`, and the names of the parts that are text.
@@ -135,10 +131,6 @@ class PackedObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Wrapper that converts structured observations to rows.
 
     Results of the API before Gymnasium 0.26 are returned as they are; `checks` refuses them.
-
-    Args:
-        env: an environment with structured observations.
-        leaves: leaves of its observation space.
 
     Attributes:
         packed_leaves, unread: `leaves`, and the names of the parts that are text, for `checks.spec_of`.

@@ -98,9 +98,6 @@ class VideoWriter:
         fps: frames per second.
         longest_side: longer side of the video in pixels, to which larger frames are reduced; None keeps their size.
 
-    Attributes:
-        frames: number of frames written.
-
     Raises:
         ResourceError: at the end, if ffmpeg failed (a full disk) and the block has not raised an error itself.
     """

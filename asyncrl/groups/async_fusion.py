@@ -106,13 +106,6 @@ class FusedWeights:
 class AsyncServer:
     """Serves the fused weights to the other ranks and, as its `Fuser`, to rank 0's own learner.
 
-    Args:
-        weights: the fused weights.
-        encoding: encoding of the messages.
-        ranks: ranks of the other groups.
-        connect: makes connections; called on the groups' threads.
-        shared: statistics that are part of the messages.
-
     Attributes:
         lost: ranks that are disconnected now, with the cause.
     """
@@ -277,12 +270,6 @@ class AsyncServer:
 
 class AsyncClient:
     """A group's connection to the fused weights. Implements `Fuser`; see `AsyncServer` for the messages.
-
-    Args:
-        peers: the connection to rank 0.
-        encoding: encoding of the messages.
-        shared: statistics that are part of the messages.
-        deltas: rules of the deltas.
 
     Attributes:
         base: `[P]`, the fused weights that this group received last; at first those to start from.

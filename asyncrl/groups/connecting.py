@@ -37,12 +37,7 @@ Fusion = GradientFusion | BackgroundFusion
 class Connection:
     """Data by which a rank connects to others.
 
-    Attributes:
-        store: the job's store.
-        place: place of this rank.
-        address: address of this rank.
-        closed: set by `close`.
-        opened: connections that were made.
+    `closed` is set by `close`, and `opened` are the connections that were made.
     """
 
     store: Any

@@ -179,9 +179,6 @@ def encoding_of(name: str, size: int, exact: Tensor | None = None) -> Encoding:
 class Feedback:
     """Error feedback of one sender: the accumulated encoding error is added to the next message.
 
-    Args:
-        encoding: encoding of the messages.
-
     Attributes:
         residual: `[size]`, accumulated error, still to be sent; zeros if the encoding is exact.
     """

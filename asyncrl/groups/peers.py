@@ -35,11 +35,7 @@ class PeerLost(Exception):
 
 
 class Pending:
-    """Operations of a process group, which is kept for ever if its last one never ends.
-
-    Args:
-        group: process group of torch.distributed.
-    """
+    """Operations of a process group, which is kept for ever if its last one never ends."""
 
     def __init__(self, group: Any) -> None:
         self._group = group

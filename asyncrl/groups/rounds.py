@@ -105,9 +105,8 @@ class Rounds:
         self.room, self._sent_rows = self._sum[:size], self._sum[size:].view(ranks, columns)
         self._rows = self._sent_rows if self._sums is peers else self._sent_rows.to("cpu", copy=True)
         self._table: NDArray[np.float32] = self._rows.numpy()
-        self._cells: Any = memoryview(
-            self._table.data
-        )  # one number costs a tenth of what it costs through NumPy
+        # One number costs a tenth of what it costs through NumPy.
+        self._cells: Any = memoryview(self._table.data)
         self._statistics = tuple(self._table[:, _TAIL + tail :])
         self._work: Any = None
         if not encoding.exact:

@@ -43,12 +43,7 @@ class UpdatePace(Pace):
 class DatasetLoop(UpdateLoop):
     """Update loop on a dataset.
 
-    Args:
-        replay: replay of the dataset.
-        batch: arrays into which batches are gathered.
-        core: network, optimiser and loss.
-        mailbox: mailbox for the first weights.
-        run: see `LoopOptions`; its steps are updates.
+    Only the first weights are published to the mailbox. The steps of `run`, see `LoopOptions`, are updates.
     """
 
     core: DatasetUpdater

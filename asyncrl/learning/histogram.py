@@ -30,9 +30,6 @@ class Histogram:
 
     Args:
         name: public name of the values, the first part of those of their statistics: `async/policy_lag`.
-
-    Attributes:
-        name: as given.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("_counts", "_reported", "_sums", "_total")

@@ -156,9 +156,8 @@ class ObservationMirror:
             try:
                 torch.cuda.check_error(cudart.cudaHostRegister(ring.obs.ctypes.data, ring.obs.nbytes, 0))
             except RuntimeError:
-                with contextlib.suppress(
-                    RuntimeError
-                ):  # CUDA keeps the error for the next launch, which raises it
+                # CUDA keeps the error for the next launch, which raises it.
+                with contextlib.suppress(RuntimeError):
                     torch.ones(1, device=self._rows.device)
                 self.close()
                 raise

@@ -40,9 +40,6 @@ class PolicyLagMeter(Histogram):
 
     It is measured once per environment step, when the step is received. So policy lag is the age of the acting policy,
     whereas staleness is the age of the samples trained on, which is large in a replay by design.
-
-    Args:
-        rings: rings whose rows are received.
     """
 
     STATE = (*Histogram.STATE, "_seen")

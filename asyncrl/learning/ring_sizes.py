@@ -45,8 +45,7 @@ def ring_layout(config: TrainerConfig, algorithm: Any, spec: EnvSpec) -> RingLay
 def replay_layout(config: TrainerConfig, algorithm: OffPolicy, spec: EnvSpec) -> RingLayout:
     """Layout of a ring that is the replay: the capacity divided among all environments, rounded up to a power of two.
 
-    Raises:
-        ReplayTooLarge: all rings together need more memory than is free (ASYNC010).
+    Raises as `ring_layout`.
     """
     environments = config.actors * config.envs_per_actor
     capacity = algorithm.replay_capacity
@@ -65,9 +64,7 @@ def segment_layout(config: TrainerConfig, algorithm: SegmentLearning, spec: EnvS
     """Layout of a ring that feeds a segment queue: room for an actor's segments in flight and the row after them.
 
     A segment length that is a power of two divides the ring's length, so that no segment wraps and none is copied.
-
-    Raises:
-        ReplayTooLarge: all rings together need more memory than is free (ASYNC010).
+    Raises as `ring_layout`.
     """
     rows = slots_for(
         discipline=algorithm.discipline,

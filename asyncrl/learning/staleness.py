@@ -92,10 +92,8 @@ class StalenessMeter:
         self._rate = float(rate)
         self._bound = max_staleness
         self._by_updates = unit == "updates"
-        self.in_updates, self.in_versions = (
-            Histogram("async/staleness"),
-            Histogram("async/staleness_versions"),
-        )
+        self.in_updates = Histogram("async/staleness")
+        self.in_versions = Histogram("async/staleness_versions")
 
     def measure(
         self, updates: int, version: int, batch: Batch | SequenceBatch | Segment, each: int = 1

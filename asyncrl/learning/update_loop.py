@@ -36,16 +36,6 @@ Priorities = Sequence[tuple[int, NDArray[np.float32]]]
 """Per ring, the index of the first kept row, and the priorities `[rows, leaves of a row]` of the kept rows."""
 
 
-def no_steps() -> int:
-    """Steps of other groups in a run without any, or whose schedules run over this group's share alone."""
-    return 0
-
-
-def no_directory() -> Path | None:
-    """Directory of a run that keeps nothing."""
-    return None
-
-
 class LoopOptions(TypedDict):
     """Arguments of every update loop that concern the run, not the algorithm."""
 
@@ -105,8 +95,8 @@ class UpdateLoop(ABC):
         snapshots: WeightSnapshots,
         total_steps: int | None = None,
         max_env_steps: int | None = None,
-        other_steps: Callable[[], int] = no_steps,
-        dump_dir: Callable[[], Path | None] = no_directory,
+        other_steps: Callable[[], int] = lambda: 0,
+        dump_dir: Callable[[], Path | None] = lambda: None,
         env_kwargs: EnvKwargsWriter | None = None,
     ) -> None:
         self.core = core

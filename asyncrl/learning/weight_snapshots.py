@@ -48,9 +48,6 @@ class WeightSnapshots:
         capacity: maximum number of waiting copies.
         arrived: called on the learner's thread after a copy was added.
         in_turn: whether a copy waits until the one before was evaluated.
-
-    Attributes:
-        in_turn: as given.
     """
 
     def __init__(

@@ -50,12 +50,6 @@ def require_onnx() -> None:
 def export_onnx(policy: TrainedPolicy, path: Path, description: str, about: Mapping[str, str]) -> None:
     """Write the greedy policy as an ONNX model. An existing file is replaced.
 
-    Args:
-        policy: the policy.
-        path: the file.
-        description: the model's `doc_string`.
-        about: the model's metadata, text by name.
-
     Raises:
         ConfigurationError: onnx is not installed, there are several policies, or torch cannot export the user's policy
             or network.

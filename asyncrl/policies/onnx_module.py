@@ -63,10 +63,6 @@ class GreedyModule(nn.Module):
     It is called with the batch `[R, ...]` of the observation, or of each leaf of a structured one in their order, and
     with the state `[R, state_size]` of a recurrent policy. It returns the actions `[R, *action_shape]` in the
     environment's dtype, and the next state of a recurrent policy.
-
-    Args:
-        policy: the policy.
-        spec: the environment, its observations not stacked.
     """
 
     def __init__(self, policy: QPolicy | BoxPolicy | StochasticPolicy, spec: EnvSpec) -> None:
@@ -105,12 +101,10 @@ class GreedyModule(nn.Module):
         """Inputs `[R, inputs]` of the network; see `NetworkInputs`."""
         spec = self._spec
         if spec.leaves:
-            parts = [
-                _leaf_values(part, leaf) for part, leaf in zip(observation, spec.leaves, strict=True)
-            ]  # [R, k, values] each
-            x = torch.cat(
-                [part.reshape(-1, self._policy.frame_stack, part.shape[-1]) for part in parts], dim=2
-            )
+            leaves = zip(observation, spec.leaves, strict=True)
+            parts = [_leaf_values(part, leaf) for part, leaf in leaves]  # [R, k, values] each
+            stacks = [part.reshape(-1, self._policy.frame_stack, part.shape[-1]) for part in parts]
+            x = torch.cat(stacks, dim=2)
             x = x.flatten(1)
         else:
             x = observation[0].flatten(1).float()

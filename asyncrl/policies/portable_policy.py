@@ -42,9 +42,9 @@ class PortablePolicy(TrainedPolicy):
         action, _ = policy.predict(obs)
         policy.save("cartpole.policy")
 
-    `values`, `q_values`, `probabilities` and `log_prob` say what the algorithm has learned of observations given like
-    those of `predict`. Values are in the units that were learned: of rewards times `reward_scale`, or with
-    `normalize_rewards` divided by their running standard deviation, by IQL as the option says.
+    `values`, `q_values`, `probabilities` and `log_prob` say what the algorithm has learned. Their `obs`, `state` and
+    `episode_start` are those of `predict`. Values are in the units that were learned: of rewards times `reward_scale`,
+    or with `normalize_rewards` divided by their running standard deviation, by IQL as the option says.
 
     Args:
         algorithm: makes the acting policy.
@@ -91,11 +91,6 @@ class PortablePolicy(TrainedPolicy):
         smallest of the critics' values of the greedy action, of TQC their mean. Of A2C, PPO and IMPALA the value
         network's. All but the first need the critics: see `save`.
 
-        Args:
-            obs: see `predict`.
-            state: see `predict`.
-            episode_start: see `predict`.
-
         Returns:
             float32 `[B]`, a scalar for one observation, a dict of them for observations by agent.
 
@@ -108,11 +103,7 @@ class PortablePolicy(TrainedPolicy):
     def q_values(self, obs: Any, action: Any = None, state: Any = None, episode_start: Any = None) -> Any:
         """Return action values: of all discrete actions, or by each critic of one real-valued action.
 
-        Args:
-            obs: see `predict`.
-            action: actions as the environment takes them, for critics of real-valued actions; None for the greedy ones.
-            state: see `predict`.
-            episode_start: see `predict`.
+        `action` has actions as the environment takes them, for critics of real-valued actions; None is the greedy ones.
 
         Returns:
             float32 `[B, A]` by action (DQN and its descendants), or `[B, C]` by critic (DDPG, TD3, SAC, TQC, CrossQ;
@@ -128,11 +119,6 @@ class PortablePolicy(TrainedPolicy):
 
     def probabilities(self, obs: Any, state: Any = None, episode_start: Any = None) -> Any:
         """Return the probabilities of discrete actions (A2C, PPO, IMPALA); those that a mask forbids have 0.
-
-        Args:
-            obs: see `predict`.
-            state: see `predict`.
-            episode_start: see `predict`.
 
         Returns:
             float32 `[B, n]`, of the actions from `start` on; of a MultiDiscrete space a tuple of such arrays, one for
@@ -150,11 +136,7 @@ class PortablePolicy(TrainedPolicy):
         A squashed Gaussian's density is that of the action scaled to -1..1, as in the losses. Other real-valued actions
         are drawn unbounded and clipped: of a clipped one it is the density at the bound.
 
-        Args:
-            obs: see `predict`.
-            action: one action for each observation, as the environment takes them.
-            state: see `predict`.
-            episode_start: see `predict`.
+        `action` has one action for each observation, as the environment takes them.
 
         Returns:
             float32 `[B]`, a scalar for one observation, a dict of them for observations by agent.
@@ -176,13 +158,8 @@ class PortablePolicy(TrainedPolicy):
     ) -> Any:
         """Result of `compute(batch, action)` in the form in which the observations are given.
 
-        Args:
-            name: name of the method.
-            compute: returns one array, or a tuple of arrays, with the axis B; actions are in storage form.
-            obs: argument of the method.
-            state: likewise.
-            episode_start: likewise.
-            action: likewise.
+        `compute` returns one array, or a tuple of arrays, with the axis B; its actions are in storage form. `name` is
+        the method that was called, whose arguments follow.
         """
         if self.spec.policies:
             return self._answer_by_policy(name, obs, state, episode_start, action)

@@ -69,9 +69,6 @@ class MixedReplay(PrioritizedReplay):
         demonstrations: replay of the dataset, with the same options.
         fraction: share of a batch that comes from it, rounded to whole items, at least one of each kind.
         options: see `PrioritizedReplay`.
-
-    Attributes:
-        demonstrations: as given.
     """
 
     STATE = (*RingReplay.STATE, "demonstrations")

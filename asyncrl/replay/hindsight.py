@@ -138,10 +138,8 @@ def bootstrap_earlier(
 ) -> None:
     """Write the observation of a row, or its stack, into an item's `next_obs`."""
     here, slots, frames, row_bytes = np.uintp(ring), state[NUM_SLOTS], state[STACK], state[OBS_BYTES]
-    flags, incarnation = (
-        uint8s(rings[here, FLAGS], slots * state[NUM_ENVS]),
-        int32s(rings[here, INCARNATION], slots),
-    )
+    flags = uint8s(rings[here, FLAGS], slots * state[NUM_ENVS])
+    incarnation = int32s(rings[here, INCARNATION], slots)
     oldest = first_of_stack(flags, incarnation, stream, position, frames)
     address = to[TO_NEXT_OBS] + item * frames * row_bytes
     copy_stack(address, rings[here, OBS], stream, position, oldest, frames, row_bytes, slots)

@@ -19,18 +19,16 @@ is 0. A team is truncated where its last agents end and one of them is truncated
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from asyncrl.interfaces import JointBatch, SequenceShape
+from asyncrl.interfaces import JointBatch
 from asyncrl.replay import tables as table
 from asyncrl.replay.gather import copy_field, copy_fields
-from asyncrl.replay.handles import address_of, float32s, int64s, uint8s
-from asyncrl.replay.priority_rules import PriorityRules
-from asyncrl.replay.ring_replay import RingReplay
+from asyncrl.replay.handles import float32s, int64s, uint8s
+from asyncrl.replay.ring_replay import TransitionReplay
 from asyncrl.replay.sampling import take_leaves
-from asyncrl.replay.sum_tree import on_pages
 from asyncrl.replay.tables import (
     AFTER,
     AT,
@@ -67,41 +65,18 @@ ID = WORK_ROWS
 """Row of the scratch array of an item's agents, after those of `work`: the id of the agent's row."""
 
 
-class JointReplay(RingReplay[JointBatch]):
+class JointReplay(TransitionReplay[JointBatch]):
     """Replay of joint n-step transitions, one per row of an environment; see `RingReplay`."""
 
     WHAT: ClassVar[str] = "joint row"
 
-    def __init__(
-        self,
-        rings: Sequence[RingReader],
-        *,
-        n_step: int,
-        gamma: float,
-        priorities: PriorityRules | None = None,
-        frame_stack: int = 1,
-        of_team: bool = False,
-        rng: np.random.Generator,
-    ) -> None:
-        """Create a replay without sampleable rows.
+    def __init__(self, rings: Sequence[RingReader], *, of_team: bool = False, **options: Any) -> None:
+        """Create a replay of rings in which each N neighbouring streams are the agents of one environment.
 
-        Args:
-            rings: at least one; all of one layout. Each N neighbouring streams are the agents of one environment.
-            n_step: rewards summed before the bootstrap.
-            gamma: discount per step, 0 to 1.
-            priorities: rules for priorities; None takes the defaults.
-            frame_stack: observations joined along axis 2; 1 means no such axis.
-            of_team: whether the agents learn the return of their team: an agent that is truncated while another goes
-                on is not bootstrapped.
-            rng: generator of the draws within the strata.
-
-        Raises:
-            ValueError: as `RingReplay`, or `n_step` or `gamma` is out of range.
+        With `of_team` the agents learn the return of their team: an agent that is truncated while another goes on is
+        not bootstrapped. The other arguments are those of `TransitionReplay`; frames are joined along axis 2.
         """
-        shape = SequenceShape(burn_in=0, length=1, period=1, n_step=n_step, gamma=gamma)
-        super().__init__(rings, shape=shape, priorities=priorities, frame_stack=frame_stack, rng=rng)
-        self._returns = on_pages(np.uint8, self.tree.leaves.size * table.RETURN_BYTES)
-        self._state[table.RETURNS] = address_of(self._returns)
+        super().__init__(rings, **options)
         self._state[table.JOINT] = table.OF_TEAM if of_team else table.OF_EACH
         self._each = np.zeros((WORK_ROWS + 1, 0), np.int64)
 

@@ -10,20 +10,18 @@ bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.interfaces import Batch, SequenceShape
+from asyncrl.interfaces import Batch
 from asyncrl.replay import sampling
 from asyncrl.replay import tables as table
 from asyncrl.replay.gather import first_of_stack
-from asyncrl.replay.handles import address_of, int32s, uint8s
+from asyncrl.replay.handles import int32s, uint8s
 from asyncrl.replay.hindsight import Hindsight
-from asyncrl.replay.priority_rules import PriorityRules
-from asyncrl.replay.ring_replay import RingReplay
-from asyncrl.replay.sum_tree import on_pages
+from asyncrl.replay.ring_replay import TransitionReplay
 from asyncrl.replay.tables import (
     AFTER,
     AT,
@@ -40,40 +38,16 @@ from asyncrl.shm import RingReader
 from asyncrl.shm.kernel import kernel
 
 
-class PrioritizedReplay(RingReplay[Batch]):
+class PrioritizedReplay(TransitionReplay[Batch]):
     """Replay of n-step transitions, one per row; see `RingReplay`."""
 
     WHAT: ClassVar[str] = "row"
 
     def __init__(
-        self,
-        rings: Sequence[RingReader],
-        *,
-        n_step: int,
-        gamma: float,
-        priorities: PriorityRules | None = None,
-        frame_stack: int = 1,
-        hindsight: Hindsight | None = None,
-        rng: np.random.Generator,
+        self, rings: Sequence[RingReader], *, hindsight: Hindsight | None = None, **options: Any
     ) -> None:
-        """Create a replay without sampleable rows.
-
-        Args:
-            rings: at least one; all of one layout.
-            n_step: rewards summed before the bootstrap.
-            gamma: discount per step, 0 to 1.
-            priorities: rules for priorities; None takes the defaults.
-            frame_stack: observations joined along axis 1; 1 means no such axis.
-            hindsight: relabels the goals of batches; None leaves them.
-            rng: generator of the draws within the strata, and of relabelling.
-
-        Raises:
-            ValueError: as `RingReplay`, or `n_step` or `gamma` is out of range.
-        """
-        shape = SequenceShape(burn_in=0, length=1, period=1, n_step=n_step, gamma=gamma)
-        super().__init__(rings, shape=shape, priorities=priorities, frame_stack=frame_stack, rng=rng)
-        self._returns = on_pages(np.uint8, self.tree.leaves.size * table.RETURN_BYTES)
-        self._state[table.RETURNS] = address_of(self._returns)
+        """Create a replay; `hindsight` relabels the goals of batches, None leaves them. See `TransitionReplay`."""
+        super().__init__(rings, **options)
         self._hindsight = hindsight
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from asyncrl.interfaces import Batch, JointBatch, JointSequenceBatch, SequenceBatch, SequenceShape
 from asyncrl.replay import rows, sampling
 from asyncrl.replay import tables as table
+from asyncrl.replay.handles import address_of
 from asyncrl.replay.priority_rules import PriorityRules
-from asyncrl.replay.sum_tree import SumTree
+from asyncrl.replay.sum_tree import SumTree, on_pages
 from asyncrl.replay.tables import BatchTable, ring_table, state_table
 from asyncrl.shm import RingReader
 from asyncrl.shm.ring import PUBLISHED
@@ -265,6 +266,27 @@ class RingReplay(ABC, Generic[B]):
     def discarded_steps(self) -> int:
         """Environment steps retired before a grant since the start, because their policy was too old."""
         return int(self._state[table.DISCARDED])
+
+
+class TransitionReplay(RingReplay[B]):
+    """Base of the replays of n-step transitions, whose returns are stored once a row is sampleable (`gather.py`)."""
+
+    def __init__(self, rings: Sequence[RingReader], *, n_step: int, gamma: float, **options: Any) -> None:
+        """Create a replay without sampleable rows.
+
+        Args:
+            rings: see `RingReplay`.
+            n_step: rewards summed before the bootstrap.
+            gamma: discount per step, 0 to 1.
+            options: `priorities`, `frame_stack` and `rng` of `RingReplay`.
+
+        Raises:
+            ValueError: as `RingReplay`, or `n_step` or `gamma` is out of range.
+        """
+        shape = SequenceShape(burn_in=0, length=1, period=1, n_step=n_step, gamma=gamma)
+        super().__init__(rings, shape=shape, **options)
+        self._returns = on_pages(np.uint8, self.tree.leaves.size * table.RETURN_BYTES)
+        self._state[table.RETURNS] = address_of(self._returns)
 
 
 def _check(rings: Sequence[RingReader], shape: SequenceShape, frame_stack: int) -> None:

@@ -36,10 +36,6 @@ class SegmentQueue:
         length: T, rows of a segment.
         frame_stack: k, observations joined along a new axis 2 of `obs` and 1 of `last_obs`; 1 means no such axis.
 
-    Attributes:
-        rings: the rings, in the order of their indices.
-        length: T.
-
     Raises:
         ValueError: no rings, rings of different layouts, a length below 1, or rings of fewer than `length + 1` slots.
     """

@@ -150,12 +150,6 @@ _JOINT_SEQUENCE_NAMES = (*_SEQUENCE_NAMES, "state")
 class BatchTable:
     """Addresses of the arrays of one batch, checked once, with references that keep the memory alive.
 
-    Args:
-        batch: the batch.
-        ring: a ring of the replay.
-        shape: shape of the sequences, for a `SequenceBatch`.
-        frame_stack: observations of a stack.
-
     Attributes:
         addresses: the `batch` table for kernels.
         work, uniforms, rest: scratch arrays of sampling and gathering.

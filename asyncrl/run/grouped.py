@@ -44,18 +44,8 @@ AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm)
 STEP_OPTIONS = ("learning_starts", "replay_capacity", "exploration_steps", "random_steps")
 """Algorithm options that are numbers of environment steps over all actors."""
 OWN_OPTIONS = (
-    *(
-        "run_dir",
-        "http",
-        "host",
-        "on_end",
-        "device",
-        "torch_threads",
-        "num_actors",
-        "env_file",
-        "eval_env_file",
-        "burst_seconds",
-    ),
+    *("run_dir", "http", "host", "on_end", "device", "torch_threads", "num_actors"),
+    *("env_file", "eval_env_file", "burst_seconds"),
     *("report_interval_seconds", "report_interval_steps", "checkpoint_interval_seconds", "checkpoints_kept"),
 )
 """Run options that may differ between ranks."""
@@ -85,9 +75,6 @@ def own_place(config: TrainerConfig) -> Place | None:
 
 class Alone:
     """The only group of a run, which may resume one of several: the methods of `Group`, without connections.
-
-    Args:
-        whole: the run.
 
     Attributes:
         whole, job, leads, max_env_steps, among: see `Group`. What the groups of a resumed run had made beside rank 0 is

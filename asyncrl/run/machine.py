@@ -71,9 +71,6 @@ def take_own_gpu(device: str) -> str:
 
     The ranks of a machine take its GPUs in turn: `LOCAL_RANK` modulo their number. The current GPU belongs to a thread,
     so every thread that makes tensors on `"cuda"` calls this first.
-
-    Args:
-        device: `"cpu"` or `"cuda"`.
     """
     if device != "cuda" or "LOCAL_RANK" not in os.environ:
         return device
@@ -83,11 +80,7 @@ def take_own_gpu(device: str) -> str:
 
 
 class ResourceMeter:
-    """Meter of the resources of this process and of the actors; event-loop thread only. For display alone.
-
-    Args:
-        device: torch device of the learner.
-    """
+    """Meter of the resources of this process and of the actors; event-loop thread only. For display alone."""
 
     def __init__(self, device: str) -> None:
         self._device = device if device.startswith("cuda") else None

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 import os
 import secrets
 import threading
@@ -387,7 +388,6 @@ class Run:
         if self.config.http == "off":
             return
         # Imported here because it imports aiohttp, which a run without a page does not need.
-        from asyncrl.server.discovery import write_http_file
         from asyncrl.server.run_server import RunServer
 
         async def save_checkpoint() -> str:
@@ -408,9 +408,9 @@ class Run:
         await server.start()
         stack.push_async_callback(server.close)
         if self.directory.path is not None:
+            page = json.dumps({"url": server.url, "pid": os.getpid(), "token": token})
             with refuse_unwritable(self.directory.path):
-                file = self.directory.path / "http.json"
-                write_http_file(file, url=server.url, pid=os.getpid(), token=token)
+                self.directory.write_bytes("http.json", f"{page}\n".encode(), mode=0o600)
         self.url, self.page_url = server.url, f"{server.url}/#token={token}"
 
     async def _probe(self) -> EnvSpec:

@@ -111,9 +111,8 @@ def send_summary(address: str, summary: dict[str, Any], run_dir: str | None) -> 
     """
     sentence = describe(summary)
     body = {"text": sentence, "content": sentence, "summary": summary, "run_dir": run_dir}
-    sending = threading.Thread(
-        target=_send, args=(address, body), name="asyncrl-alert", daemon=True
-    )  # a server that trickles its answer must not hold the program
+    # A daemon: a server that trickles its answer must not hold the program.
+    sending = threading.Thread(target=_send, args=(address, body), name="asyncrl-alert", daemon=True)
     waiting = threading.Thread(target=_wait_for, args=(sending, address), name="asyncrl-alert-limit")
     try:
         sending.start()

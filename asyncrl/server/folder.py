@@ -36,7 +36,7 @@ from asyncrl.server.answers import comparison_answer, drawn_series, runs_answer,
 from asyncrl.server.http_server import HttpServer
 from asyncrl.server.pages import FOLDER_PAGE, page_response
 from asyncrl.show.curves import LINES, Axis, Series
-from asyncrl.show.kept_run import LABELS, LOCK, KeptRun, find_runs, is_run, read_text
+from asyncrl.show.kept_run import LABELS, LOCK, KeptRun, find_runs, is_run
 from asyncrl.show.run_groups import RunGroup, group_runs
 from asyncrl.storage.atomic_file import write_atomically
 
@@ -274,11 +274,9 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def _live_page(run: KeptRun) -> str:
     """Address of a live run's page with its token. Raises `HTTPNotFound` if the run serves none."""
-    try:
-        held = msgspec.json.decode(read_text(run.path / "http.json"), type=dict[str, Any])
-        url, token = str(held["url"]), str(held["token"])
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError, KeyError, RecursionError):
-        raise web.HTTPNotFound(text="this run serves no page") from None
+    if run.page is None:
+        raise web.HTTPNotFound(text="this run serves no page")
+    url, token = run.page
     if not url.startswith(("http://127.0.0.1:", "http://[::1]:", "http://localhost:")):
         raise web.HTTPNotFound(text="this run's page is not on this machine")
     return f"{url}/#token={token}"

@@ -22,14 +22,14 @@ import logging
 import socket
 import time
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
+import aiohttp
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from asyncrl.errors import ConfigurationError
-from asyncrl.server.discovery import port_in_use, reachable
+from asyncrl.errors import ConfigurationError, PortInUse
 
 LOGGER = logging.getLogger("asyncrl.server")
 # Silent unless the user adds a handler: messages about malformed requests must not overwrite the terminal view.
@@ -41,6 +41,8 @@ MAX_BODY_BYTES = 64 * 1024
 KEEPALIVE_SECONDS = 5.0
 """Time of a connection without a complete request; bytes of one that trickle in do not extend it."""
 BODY_SECONDS = 5.0
+ASK_SECONDS, MAX_ANSWER_BYTES = 0.5, 256 * 1024
+"""Limits of the question who holds an occupied port."""
 GOODBYE_SECONDS = 0.5
 READ_COSTS_PER_SECOND, READ_COSTS_AT_ONCE = 200.0, 600.0
 """Rate at which a connection is read, and costs that it may have saved up: 1 a part, 1 a request, 2 a kilobyte."""
@@ -187,14 +189,47 @@ class HttpServer:
             raise web.HTTPRequestTimeout(text=text) from None
 
 
-class Budget:
-    """Costs that may be spent: `per_second` of them are added, up to `at_once`, which it begins with.
+async def port_in_use(host: str, port: int) -> PortInUse:
+    """Make the error for an occupied port; it names the run there if one answers within half a second."""
+    return PortInUse(
+        f"port {port} on {host} is in use",
+        facts={"host": host, "port": port, "held by": await _holder(reachable(host), port)},
+        fix="choose another port, or any free one: `--http auto`, of `asyncrl ui` `--port 0`",
+    )
 
-    Args:
-        per_second: costs added in a second.
-        at_once: largest budget.
-        now: monotonic seconds.
-    """
+
+def reachable(host: str) -> str:
+    """Host part of a URL that reaches, from this machine, a server bound to `host`."""
+    address = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{address}]" if ":" in address else address
+
+
+async def _holder(host: str, port: int) -> str:
+    stranger = "another program"
+    timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            async with session.get(f"http://{host}:{port}/healthz", allow_redirects=False) as answer:
+                if answer.headers.get("Server") != "asyncrl":
+                    return stranger
+                if answer.status != 200:
+                    return "a run of asyncrl that tells nothing without its token"
+                health = await _decoded(answer)
+            if health.get("service") != "asyncrl":
+                return f"{health.get('service')}, pid {health.get('pid')}"
+            async with session.get(f"http://{host}:{port}/stats", allow_redirects=False) as answer:
+                run = await _decoded(answer)
+    except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
+        return stranger
+    return f"a run of asyncrl: {run.get('algo')} on {run.get('env')}, {run.get('state')}, pid {health.get('pid')}"
+
+
+async def _decoded(answer: aiohttp.ClientResponse) -> dict[str, Any]:
+    return msgspec.json.decode(await answer.content.read(MAX_ANSWER_BYTES), type=dict[str, Any])
+
+
+class Budget:
+    """Costs that may be spent: `per_second` of them are added, up to `at_once`, which it begins with."""
 
     def __init__(self, per_second: float, at_once: float, now: Callable[[], float] = time.monotonic) -> None:
         self._per_second, self._at_once, self._now = per_second, at_once, now
@@ -319,10 +354,6 @@ class Gate:
     DNS rebinding. Beyond loopback: any address literal, this machine's name and the bound name, and every read needs
     the token. Any other host, such as a reverse proxy's, is accepted only with the token, which a rebound page does not
     have.
-
-    Args:
-        host: the address that the server binds.
-        token: the run's token, not empty.
     """
 
     def __init__(self, host: str, token: str) -> None:

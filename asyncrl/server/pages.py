@@ -14,10 +14,7 @@ RUN_PAGE, FOLDER_PAGE = "page.html", "folder.html"
 
 _SHARED = re.compile(r"/\* ==== shared.*?==== end of what is shared ==== \*/", re.DOTALL)
 _COMMENT, _INDENT = re.compile(r"/\*.*?\*/\n?", re.DOTALL), re.compile(r"^[ \t]+", re.MULTILINE)
-_STYLE, _SCRIPT = (
-    re.compile("<style>(.*?)</style>", re.DOTALL),
-    re.compile("<script>(.*?)</script>", re.DOTALL),
-)
+_STYLE, _SCRIPT = (re.compile(f"<{tag}>(.*?)</{tag}>", re.DOTALL) for tag in ("style", "script"))
 
 
 def page_response(name: str) -> web.Response:

@@ -44,11 +44,7 @@ _MOST = 1 << 60
 
 
 def ring_corrupt(fault: str) -> RingCorrupt:
-    """Error ASYNC023 for a ring with an invalid header.
-
-    Args:
-        fault: the words and their values.
-    """
+    """Error ASYNC023 for a ring with an invalid header."""
     return RingCorrupt(
         "An experience ring was overwritten from outside.",
         facts={"header": fault},

@@ -87,24 +87,10 @@ def count_agents_row(
     episode_return: NDArray[np.float64],
     episode_length: NDArray[np.int64],
 ) -> int:
-    """Write rewards and flags of a row into its slot, and log the episodes of environments whose agents all ended.
+    """`count_row` for environments of N agents: an episode is logged when all its agents have ended.
 
-    Args:
-        live: `[environments, N]`, agents that act in the next row.
-        events: see `count_row`; E is the number of environments times N.
-        rewards: see `count_row`.
-        returns: see `count_row`.
-        began_at: see `count_row`.
-        row: see `count_row`.
-        ring_flags: see `count_row`.
-        ring_rewards: see `count_row`.
-        slot: see `count_row`.
-        header: see `count_row`.
-        episode_return: `[entries, N]`, the ring's log of the agents' returns.
-        episode_length: see `count_row`.
-
-    Returns:
-        Environment steps taken: environments of which an agent acted.
+    `live` is `[environments, N]`, agents that act in the next row, and `episode_return` `[entries, N]`; E is the number
+    of environments times N. Returns the environment steps taken: environments of which an agent acted.
     """
     num_envs, num_agents = live.shape
     for i in range(rewards.shape[0]):

@@ -199,9 +199,7 @@ class Segment:
             if self._owned and hasattr(mmap, "MADV_REMOVE"):
                 with contextlib.suppress(OSError):
                     self._map.madvise(mmap.MADV_REMOVE)
-            with contextlib.suppress(
-                BufferError
-            ):  # a view held elsewhere keeps the map open until it is deleted
+            with contextlib.suppress(BufferError):  # a view held elsewhere keeps it open until it is deleted
                 self._map.close()
             self._map = None
 

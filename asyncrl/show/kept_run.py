@@ -46,11 +46,7 @@ LARGEST = 1e300
 
 @dataclass(frozen=True)
 class KeptRun:
-    """One run's directory.
-
-    Attributes:
-        path: the directory.
-    """
+    """One run's directory."""
 
     path: Path
 
@@ -106,6 +102,14 @@ class KeptRun:
         finally:
             os.close(descriptor)
         return None
+
+    @property
+    def page(self) -> tuple[str, str] | None:
+        """Address and token of its live page, by `http.json`; None without that file, which a killed run leaves."""
+        held = _json(self.path / "http.json")
+        if not {"url", "token"} <= held.keys():
+            return None
+        return str(held["url"]).partition("#")[0].rstrip("/"), str(held["token"])
 
     @property
     def state(self) -> str:
@@ -278,9 +282,6 @@ def _json(path: Path) -> dict[str, Any]:
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except (
-        ValueError,
-        RecursionError,
-    ):  # the incomplete last line of a killed run; a file of another program
+    except (ValueError, RecursionError):  # an incomplete line of a killed run; a file of another program
         return {}
     return value if isinstance(value, dict) else {}

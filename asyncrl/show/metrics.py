@@ -303,9 +303,8 @@ class Snapshot:
     logged: dict[str, float] = field(default_factory=dict)
     logged_now: dict[str, float] = field(default_factory=dict)
 
-    if (
-        TYPE_CHECKING
-    ):  # of the numbers that scripts read most; `__getattr__` gives them, and all others as Any
+    # The numbers that scripts read most; `__getattr__` gives them, and all others as Any.
+    if TYPE_CHECKING:
 
         @property
         def return_mean(self) -> float | None:

@@ -49,11 +49,8 @@ def stops(snapshot: Snapshot) -> list[Stop]:
         left = steps * snapshot.train_seconds / snapshot.env_steps if known and steps > 0 else None
         found.append(Stop(f"{snapshot.total_steps:,} steps", snapshot.env_steps / snapshot.total_steps, left))
     if snapshot.max_seconds:
-        done, left = (
-            snapshot.train_seconds / snapshot.max_seconds,
-            snapshot.max_seconds - snapshot.train_seconds,
-        )
-        found.append(Stop(duration(snapshot.max_seconds), done, max(0.0, left)))
+        done, left = snapshot.train_seconds, snapshot.max_seconds - snapshot.train_seconds
+        found.append(Stop(duration(snapshot.max_seconds), done / snapshot.max_seconds, max(0.0, left)))
     # Both estimates are linear in training time, so the larger fraction is the shorter time.
     return sorted(found, key=lambda stop: -stop.fraction)
 

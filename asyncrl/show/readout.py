@@ -110,10 +110,8 @@ class Readout:
         if not self.fusion:
             return [f" | {steps}, {updates}"]
         shown = {field.label: field.value for field in self.fusion}
-        (count, _, mode), (fusions, _, stale) = (
-            shown.pop("groups").split(),
-            shown.pop("fusions").partition(", "),
-        )
+        count, _, mode = shown.pop("groups").split()
+        fusions, _, stale = shown.pop("fusions").partition(", ")
         rest = [f"{label} {value}" for label, value in shown.items()]
         words = [f"{count} groups, {fusions} fusions", steps, updates, *rest, f"fusion {stale or mode}"]
         return [f" | {text}" for text in words]
@@ -168,11 +166,9 @@ def _learning(snapshot: Snapshot) -> tuple[Field, ...]:
     if evaluation is not None and evaluation.level_returns:
         each = (f"{name} {number(value)}" for name, value in evaluation.level_returns.items())
         fields = (*fields, Field("levels", plain(", ".join(each))))
-    return (
-        fields
-        if snapshot.exploration_rate is None
-        else (*fields, _field(snapshot, "rollout/exploration_rate"))
-    )
+    if snapshot.exploration_rate is None:
+        return fields
+    return (*fields, _field(snapshot, "rollout/exploration_rate"))
 
 
 def _pace(snapshot: Snapshot) -> tuple[Field, ...]:

@@ -127,12 +127,12 @@ class RunDirectory:
         """Write the file `name` atomically. Raises OSError if it cannot be written; the old file then remains."""
         self.write_bytes(name, text.encode())
 
-    def write_bytes(self, name: str, data: bytes) -> None:
-        """Write the file `name` atomically, like `write_text`. Raises OSError."""
+    def write_bytes(self, name: str, data: bytes, mode: int = 0o644) -> None:
+        """Write the file `name` atomically, like `write_text`, never with other permissions. Raises OSError."""
         if self.path is None:
             return
         self.check()
-        write_atomically(self.path / name, [data], mode=0o644, durable=False)
+        write_atomically(self.path / name, [data], mode=mode, durable=False)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write `value` as strict JSON, atomically; NaN and infinity become null. Raises OSError."""

@@ -241,12 +241,8 @@ def check_learn_arguments(method: str, unknown: Mapping[str, Any]) -> None:
 
 def check_options(options: dict[str, Any], algorithm: Algorithm) -> None:
     """Raise TypeError for a name that is not an option of the run."""
-    known = option_help(TrainerConfig).keys() - {
-        "env",
-        "env_file",
-        "eval_env_file",
-        "algo",
-    }  # given themselves
+    given_themselves = {"env", "env_file", "eval_env_file", "algo"}
+    known = option_help(TrainerConfig).keys() - given_themselves
     for name in options:
         if name not in known:
             if name in option_help(type(algorithm)):

@@ -26,11 +26,7 @@ from asyncrl.trainer.trainer import Trainer
 
 
 class Worker:
-    """Trains the runs that the connection asks for, in the main thread.
-
-    Args:
-        channel: the connection.
-    """
+    """Trains the runs that the connection asks for, in the main thread."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

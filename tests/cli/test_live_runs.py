@@ -110,12 +110,6 @@ def test_a_port_that_does_not_speak_http_is_no_page(tmp_path: Path) -> None:
         thread.join()
 
 
-def test_a_damaged_address_of_a_page_is_none(tmp_path: Path) -> None:
-    for text in ("", "[]", "{}", "null", '{"url": 1}'):
-        (tmp_path / "http.json").write_text(text)
-        assert live_run_module._page_of(tmp_path) == []
-
-
 def test_the_time_to_wait_for_the_end_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     for seconds in ("nan", "-1", "x"):
         with pytest.raises(SystemExit) as stop:

@@ -21,7 +21,6 @@ from asyncrl.errors import GPUOutOfMemory
 from asyncrl.interfaces import RESET, Segment
 from asyncrl.learning.make_loop import make_loop
 from asyncrl.learning.segment_loop import SegmentLoop
-from asyncrl.learning.update_loop import no_steps
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.segments import SegmentQueue
@@ -109,7 +108,7 @@ class World:
         core: FakeCore | None = None,
         past: PastSegments | None = None,
         snapshots: WeightSnapshots | None = None,
-        other_steps: Callable[[], int] = no_steps,
+        other_steps: Callable[[], int] = lambda: 0,
     ) -> None:
         self.snapshots = snapshots or WeightSnapshots(None)
         spec = spec_of("fake", fakes.CountingEnv())

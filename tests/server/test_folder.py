@@ -23,8 +23,8 @@ from serving import PATIENCE_SECONDS, TOKEN, ServerThread
 import asyncrl
 from asyncrl.cli.main import COMMANDS
 from asyncrl.server.answers import MOST_LOGGED
-from asyncrl.server.discovery import port_in_use
 from asyncrl.server.folder import MOST_NOTE, FolderServer
+from asyncrl.server.http_server import port_in_use
 from asyncrl.server.pages import FOLDER_PAGE, load_page
 
 PACKAGE = str(Path(asyncrl.__file__).parents[1])

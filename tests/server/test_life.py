@@ -7,10 +7,8 @@ import json
 import os
 import re
 import socket
-import stat
 import threading
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from serving import PATIENCE_SECONDS, TOKEN, ServerThread
@@ -18,8 +16,7 @@ from snapshots import make_snapshot
 from waiting import wait_until
 
 from asyncrl.errors import ConfigurationError, PortInUse
-from asyncrl.server import discovery, http_server
-from asyncrl.server.discovery import write_http_file
+from asyncrl.server import http_server
 from asyncrl.server.run_server import HISTORY_POINTS, SnapshotFeed
 
 
@@ -58,7 +55,7 @@ def test_a_port_that_a_silent_stranger_holds_is_asked_once_for_half_a_second() -
     assert sum(b"aiohttp" in request for request in requests) == 1, (
         "`asyncrl ls` of another test asks by urllib"
     )
-    assert discovery.ASK_SECONDS == 0.5
+    assert http_server.ASK_SECONDS == 0.5
 
 
 @pytest.mark.parametrize(
@@ -158,25 +155,6 @@ def test_close_leaves_a_checkpoint_under_way_alone() -> None:
         wait_until(task.done, "the checkpoint")
         assert task.result() == "runs/x/checkpoints/latest"
     thread.close()
-
-
-def test_the_http_file_is_the_owners_alone(tmp_path: Path) -> None:
-    path = tmp_path / "http.json"
-    path.write_text("older, and readable by all")
-    path.chmod(0o666)
-    before = os.umask(0)
-    try:
-        write_http_file(path, url="http://127.0.0.1:1", pid=7, token="secret")
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert json.loads(path.read_text()) == {"url": "http://127.0.0.1:1", "pid": 7, "token": "secret"}
-    assert os.listdir(tmp_path) == ["http.json"]
-
-
-def test_the_http_file_needs_its_directory(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        write_http_file(tmp_path / "none" / "http.json", url="", pid=1, token="x")
 
 
 def test_a_long_history_keeps_its_beginning_and_stays_short() -> None:

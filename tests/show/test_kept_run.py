@@ -183,3 +183,9 @@ def test_the_page_of_a_folder_lists_sound_runs_beside_odd_ones_and_ctrl_c_ends_i
     finally:
         server.kill()
         server.communicate()
+
+
+def test_a_damaged_address_of_a_page_is_none(tmp_path: Path) -> None:
+    for text in ("", "[]", "{}", "null", '{"url": 1}'):
+        (tmp_path / "http.json").write_text(text)
+        assert KeptRun(tmp_path).page is None

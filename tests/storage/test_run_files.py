@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import stat
 import tomllib
 from pathlib import Path
 
@@ -114,3 +115,16 @@ def test_a_missing_or_wrong_file_is_named(tmp_path: Path) -> None:
 def test_a_trainer_takes_the_environment_and_not_its_file() -> None:
     with pytest.raises(TypeError, match="env_file"):
         Trainer("CartPole-v1", DQN(), env_file="x")
+
+
+def test_a_file_with_a_secret_is_the_owners_alone_from_the_beginning(tmp_path: Path) -> None:
+    directory, path = RunDirectory(tmp_path), tmp_path / "http.json"
+    path.write_text("older, and readable by all")
+    path.chmod(0o666)
+    before = os.umask(0)
+    try:
+        directory.write_bytes(path.name, b"secret", mode=0o600)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.read_bytes() == b"secret"
+    directory.close()
