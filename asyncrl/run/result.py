@@ -126,9 +126,7 @@ class TrainResult:
 
 def shown_path(path: Path) -> Path:
     """The path from the working directory if it is inside, else as it is."""
-    with contextlib.suppress(
-        OSError, ValueError
-    ):  # the working directory was deleted, or `path` is not inside
+    with contextlib.suppress(OSError, ValueError):  # the directory was deleted, or `path` is not inside
         return path.relative_to(Path.cwd())
     return path
 

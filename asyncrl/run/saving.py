@@ -244,9 +244,8 @@ class CheckpointSaver:
         path = str(await asyncio.to_thread(folder.save, state, meta, best=best, latest=latest))
         before, told = self._told
         told, weights = told if path == before else set(), hash(state["weights"].tobytes())
-        if (
-            weights not in told
-        ):  # the end of a run adds its evaluations to the checkpoint that it has just written
+        # The end of a run adds its evaluations to the checkpoint that it has just written.
+        if weights not in told:
             self._told = path, {*told, weights}
             self._run.callbacks.checkpoint(path)
         return path
