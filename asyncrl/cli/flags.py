@@ -134,7 +134,9 @@ class Parser(argparse.ArgumentParser):
         answer = self._answer(name)
         if answer is not None:
             self.error(answer if answer.startswith(f"{name} ") else f"unknown option {name}; {answer}")
-        self.unknown("option", name, near_flag(name, list(self._option_string_actions)))
+        known = list(self._option_string_actions)
+        of_ui = name == "--http" and "--port" in known  # the option of `train` for it
+        self.unknown("option", name, "--port" if of_ui else near_flag(name, known))
 
     def unknown(self, what: str, name: str, miss: str | None) -> NoReturn:
         """Report an unknown name and exit with code 2."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.interfaces import Batch
 from asyncrl.replay.replay import PrioritizedReplay
-from asyncrl.replay.ring_replay import RingReplay
+from asyncrl.replay.ring_replay import RingReplay, TransitionOptions
 from asyncrl.shm import RingReader
 
 
@@ -35,7 +35,7 @@ class DatasetReplay(PrioritizedReplay):
 
     STATE = (*RingReplay.STATE, "priorities", "_rng", "fingerprint")
 
-    def __init__(self, ring: RingReader, **options: Any) -> None:
+    def __init__(self, ring: RingReader, **options: Unpack[TransitionOptions]) -> None:
         super().__init__([ring], **options)
         self.ingest()
         rows = int(self.cursors[0, 0])

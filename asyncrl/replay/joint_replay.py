@@ -19,7 +19,7 @@ is 0. A team is truncated where its last agents end and one of them is truncated
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from asyncrl.interfaces import JointBatch
 from asyncrl.replay import tables as table
 from asyncrl.replay.gather import copy_field, copy_fields
 from asyncrl.replay.handles import float32s, int64s, uint8s
-from asyncrl.replay.ring_replay import TransitionReplay
+from asyncrl.replay.ring_replay import TransitionOptions, TransitionReplay
 from asyncrl.replay.sampling import take_leaves
 from asyncrl.replay.tables import (
     AFTER,
@@ -70,7 +70,9 @@ class JointReplay(TransitionReplay[JointBatch]):
 
     WHAT: ClassVar[str] = "joint row"
 
-    def __init__(self, rings: Sequence[RingReader], *, of_team: bool = False, **options: Any) -> None:
+    def __init__(
+        self, rings: Sequence[RingReader], *, of_team: bool = False, **options: Unpack[TransitionOptions]
+    ) -> None:
         """Create a replay of rings in which each N neighbouring streams are the agents of one environment.
 
         With `of_team` the agents learn the return of their team: an agent that is truncated while another goes on is

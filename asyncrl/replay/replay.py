@@ -10,7 +10,7 @@ bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from asyncrl.replay import tables as table
 from asyncrl.replay.gather import first_of_stack
 from asyncrl.replay.handles import int32s, uint8s
 from asyncrl.replay.hindsight import Hindsight
-from asyncrl.replay.ring_replay import TransitionReplay
+from asyncrl.replay.ring_replay import TransitionOptions, TransitionReplay
 from asyncrl.replay.tables import (
     AFTER,
     AT,
@@ -44,7 +44,11 @@ class PrioritizedReplay(TransitionReplay[Batch]):
     WHAT: ClassVar[str] = "row"
 
     def __init__(
-        self, rings: Sequence[RingReader], *, hindsight: Hindsight | None = None, **options: Any
+        self,
+        rings: Sequence[RingReader],
+        *,
+        hindsight: Hindsight | None = None,
+        **options: Unpack[TransitionOptions],
     ) -> None:
         """Create a replay; `hindsight` relabels the goals of batches, None leaves them. See `TransitionReplay`."""
         super().__init__(rings, **options)

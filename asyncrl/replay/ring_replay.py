@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Required, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,21 @@ from asyncrl.shm.ring import PUBLISHED
 
 _BATCHES_KNOWN = 8  # a learner has one or two; the limit bounds the memory if new ones are made each time
 B = TypeVar("B", Batch, JointBatch, SequenceBatch, JointSequenceBatch)
+
+
+class RingReplayOptions(TypedDict, total=False):
+    """Options of every replay; see `RingReplay`."""
+
+    priorities: PriorityRules | None
+    frame_stack: int
+    rng: Required[np.random.Generator]
+
+
+class TransitionOptions(RingReplayOptions):
+    """Options of replays of transitions; see `TransitionReplay`."""
+
+    n_step: Required[int]
+    gamma: Required[float]
 
 
 class RingReplay(ABC, Generic[B]):
@@ -271,14 +286,16 @@ class RingReplay(ABC, Generic[B]):
 class TransitionReplay(RingReplay[B]):
     """Base of the replays of n-step transitions, whose returns are stored once a row is sampleable (`gather.py`)."""
 
-    def __init__(self, rings: Sequence[RingReader], *, n_step: int, gamma: float, **options: Any) -> None:
+    def __init__(
+        self, rings: Sequence[RingReader], *, n_step: int, gamma: float, **options: Unpack[RingReplayOptions]
+    ) -> None:
         """Create a replay without sampleable rows.
 
         Args:
             rings: see `RingReplay`.
             n_step: rewards summed before the bootstrap.
             gamma: discount per step, 0 to 1.
-            options: `priorities`, `frame_stack` and `rng` of `RingReplay`.
+            options: those of `RingReplay`.
 
         Raises:
             ValueError: as `RingReplay`, or `n_step` or `gamma` is out of range.
