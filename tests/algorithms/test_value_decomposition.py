@@ -394,7 +394,7 @@ def test_an_environment_of_one_agent_is_refused(record: Any) -> None:
 @BOTH
 @pytest.mark.parametrize("option", ["dueling", "noisy", "cuda_graph"])
 def test_options_of_dqn_that_do_not_apply_are_refused(record: Any, option: str) -> None:
-    with pytest.raises(ValueError, match=f"{option} must be off for {record.name}, got True"):
+    with pytest.raises(ValueError, match=f"{option} must be off for {record.name}, .*got True"):
         record(**{option: True})
 
 

@@ -898,7 +898,7 @@ class Ending(Run):
         self.config = TrainerConfig(env="any", algo="dqn", target_eval_episodes=3)
         nothing: Any = None
         self.group = Alone(Job(self.config, nothing, nothing))
-        self.whole_config = self.config
+        self.whole_config, self._run_dir = self.config, None
         self.built = True
         parts: Any = Parts(self, fails)
         self.parts = self.learner = self.saver = self.evaluator = self.origin = self.reporter = parts

@@ -567,13 +567,24 @@ def test_a_header_has_the_counters_of_its_state_although_the_learner_has_gone_on
     directory.close()
 
 
-def test_a_state_is_written_once_unless_its_file_is_gone(tmp_path: Path) -> None:
+def test_a_state_is_written_once_unless_its_file_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The callbacks are told once of a path and its weights."""
     directory, learner = RunDirectory(tmp_path), FakeLearner()
-    saved: list[str] = []
+    saved: list[Path] = []
+    told: list[str] = []
+    write = CheckpointFolder.save
+
+    def counted(self: CheckpointFolder, *args: Any, **options: Any) -> Path:
+        saved.append(write(self, *args, **options))
+        return saved[-1]
+
+    monkeypatch.setattr(CheckpointFolder, "save", counted)
 
     async def main() -> None:
         schedule = SimpleNamespace(evaluations=())
-        saving = saver(directory, learner, schedule, saved.append)
+        saving = saver(directory, learner, schedule, told.append)
         path = await saving.save_latest()
         assert await saving.save_latest() == path == await saving.save_on_request()
         assert len(saved) == 1
@@ -588,6 +599,7 @@ def test_a_state_is_written_once_unless_its_file_is_gone(tmp_path: Path) -> None
         learner.updates += 1
         await saving.save_latest(np.ones(3, np.float32))
         assert len(saved) == 5
+        assert len(told) == 2
 
     asyncio.run(main())
     directory.close()
