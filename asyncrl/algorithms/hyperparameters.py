@@ -148,6 +148,10 @@ class Hyperparameters(metaclass=Answering):
         """Network factory given by the user; None if `network` is a name."""
         return self.network if callable(self.network) else None
 
+    def uses_graph(self, cuda_graph: bool | None) -> bool:
+        """Whether a GPU's updates run as CUDA graphs: as `cuda_graph` says; none: unless the network is the user's."""
+        return self.own_network is None if cuda_graph is None else cuda_graph
+
     def stacked_spec(self, spec: EnvSpec) -> EnvSpec:
         """Specification of an environment with observations in stacks of `frame_stack`, as the policy sees it."""
         return spec if spec.frame_stack > 1 else spec.stacked(self.frame_stack)

@@ -148,9 +148,13 @@ class PPO(OnPolicy):
     @property
     def static_steps(self) -> bool:
         """See `SegmentLearning`; not with a recurrent policy, `target_kl` or clip ranges that change."""
-        graph = self.own_network is None if self.cuda_graph is None else self.cuda_graph
         scheduled = callable(self.clip_range) or callable(self.value_clip_range)
-        return graph and self.cell is None and self.target_kl is None and not scheduled
+        return (
+            self.uses_graph(self.cuda_graph)
+            and self.cell is None
+            and self.target_kl is None
+            and not scheduled
+        )
 
     @property
     def row_correction(self) -> Literal["none", "power", "exponential"]:

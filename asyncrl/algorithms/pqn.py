@@ -120,7 +120,7 @@ class PQN(SegmentLearning):
     @property
     def static_steps(self) -> bool:
         """See `SegmentLearning`."""
-        return self.own_network is None if self.cuda_graph is None else self.cuda_graph
+        return self.uses_graph(self.cuda_graph)
 
     @property
     def row_correction(self) -> Literal["none", "power", "exponential"]:

@@ -65,7 +65,7 @@ class ReplayUpdate(Stateful, ABC):
         self.precision = MatmulPrecision(config.matmul_precision, self.device)
         self.bounds, self._updates, self._progress = ValueBounds(), 0, 0.0
         self.reward_scale = config.reward_scale
-        self._as_graph = config.own_network is None if config.cuda_graph is None else config.cuda_graph
+        self._as_graph = config.uses_graph(config.cuda_graph)
         self._graphs = Graphs(self.device)
         kind = DatasetStatistics if config.update_loop == "dataset" else ObservationStatistics
         self.statistics = kind(published) if config.normalize_observations else None
