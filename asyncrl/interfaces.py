@@ -159,8 +159,9 @@ class BoxAction:
 
 ActionSpec = DiscreteAction | MultiDiscreteAction | BoxAction
 
-ObservationKind = Literal["image", "grid", "values"]
-"""What an array of observations is; `envs.observations.kind_of` has the rule, and only bytes of images are scaled."""
+ObservationKind = Literal["image", "grid", "bytes", "values"]
+"""What an array of observations is; `envs.observations.kind_of` has the rule. Only bytes of images are scaled by 1/255;
+an algorithm normalises other bytes from 0 to 255 (`bytes`) by their statistics, unless an option says otherwise."""
 
 
 @dataclass(frozen=True)

@@ -72,9 +72,9 @@ class A2C(IMPALA):
     """Schedule of the learning rate: constant, or linear to 0 at the end of the run's steps; none: constant (linear for
     real-valued actions where `total_steps` is given)."""
 
-    normalize_observations: bool | None = None  # type: ignore[assignment]
+    normalize_observations: bool | None = None
     """Normalise observations by their running mean and standard deviation, and clip them to +-10; none: for real-valued
-    actions, unless observations are bytes."""
+    actions, unless observations are bytes, and for bytes from 0 to 255 that are no image or grid."""
 
     normalize_rewards: bool | None = None  # type: ignore[assignment]
     """Divide rewards by the running standard deviation of the discounted return, and clip them to +-10; none: for
@@ -91,7 +91,7 @@ class A2C(IMPALA):
         real = isinstance(spec.action, BoxAction)
         chosen = dict(BOX if real else DISCRETE)
         if spec.observation_dtype == "uint8":
-            chosen["normalize_observations"] = False
+            chosen["normalize_observations"] = spec.observation_kind == "bytes"
         if config.total_steps is None or callable(self.learning_rate):
             chosen["learning_rate_schedule"] = "constant"
         left = {name: value for name, value in chosen.items() if getattr(self, name) is None}

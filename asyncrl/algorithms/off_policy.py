@@ -115,7 +115,8 @@ class OffPolicy(Hyperparameters):
     """Widths of the hidden layers."""
 
     normalize_observations: bool | None = None
-    """Normalise observations by running mean and deviation, clipped to +-10; none does where goals are relabelled."""
+    """Normalise observations by running mean and deviation, clipped to +-10; none: where goals are relabelled, and for
+    bytes from 0 to 255 that are no image or grid."""
 
     adam_eps: Positive = 1e-8
     """Epsilon of Adam."""
@@ -203,7 +204,8 @@ class OffPolicy(Hyperparameters):
         normalized = self.normalize_observations
         if normalized is None:
             real = goals is not None and goals.leaf.kind == "values" and not goals.as_bytes
-            normalized = bool(count) and real and self.replay_device != "cuda"
+            scaled = (bool(count) and real) or spec.observation_kind == "bytes"
+            normalized = scaled and self.replay_device != "cuda"
         capacity = self.replay_capacity
         if capacity is None:
             step = (

@@ -160,7 +160,7 @@ class PQN(SegmentLearning):
             hidden=self.hidden_sizes,
             num_actions=spec.action.n,
             network=network,
-            normalized=self.normalize_observations,
+            normalized=bool(self.normalize_observations),
             layer_norm=self.layer_norm and network is None,
         )
 

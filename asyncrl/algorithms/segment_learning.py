@@ -57,8 +57,9 @@ class SegmentLearning(Hyperparameters):
     max_grad_norm: Positive | None = 0.5
     """Maximum gradient norm, over policy and value network together; none disables clipping."""
 
-    normalize_observations: bool = False
-    """Normalise observations by their running mean and standard deviation, and clip them to +-10."""
+    normalize_observations: bool | None = None
+    """Normalise observations by their running mean and standard deviation, and clip them to +-10; none: where they are
+    bytes from 0 to 255 that are no image or grid."""
 
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return, and clip them to +-10."""
@@ -130,13 +131,16 @@ class SegmentLearning(Hyperparameters):
 
         Segments are so long that a batch has `BATCH_STEPS` or `BOX_BATCH_STEPS` steps, whatever the number of actors
         and environments is, and at least `SHORTEST` rows, below which advantages would consist of little but the value
-        network's error.
+        network's error. Bytes are normalised: as inputs they saturate the first layer.
         """
-        if self.segment_length is not None:
-            return self
         streams = self.streams_of_batch(config, spec)
         steps = BOX_BATCH_STEPS if isinstance(spec.action, BoxAction) else BATCH_STEPS
-        return dataclasses.replace(self, segment_length=max(SHORTEST, steps // streams))
+        normalized = self.normalize_observations
+        return dataclasses.replace(
+            self,
+            segment_length=self.segment_length or max(SHORTEST, steps // streams),
+            normalize_observations=spec.observation_kind == "bytes" if normalized is None else normalized,
+        )
 
     def streams_of_batch(self, config: TrainerConfig, spec: EnvSpec) -> int:
         """Number of streams of a batch."""

@@ -226,7 +226,11 @@ def _plot_trials(folder: Path, out: str | None) -> None:
     trials = kept_trials(folder)
     ended = [trial for trial in trials if trial.value is not None]
     if not ended:
-        raise ConfigurationError(f"no trial in {folder} has ended", facts={"trials": len(trials)})
+        raise ConfigurationError(
+            f"no trial in {folder} has a return yet",
+            facts={"trials begun": len(trials), "failed": sum(trial.state == "failed" for trial in trials)},
+            fix=f"plot again when the first trial has ended; asyncrl ls {folder} shows how far it is",
+        )
     numbers, values = np.array([t.number for t in ended], float), np.array([t.value for t in ended], float)
     if out:
         from asyncrl.show.picture import write_slices

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,18 +39,18 @@ def space_class(space: Any) -> str:
     return next((c.__name__ for c in type(space).__mro__ if c.__name__ in SPACES), type(space).__name__)
 
 
-def kind_of(space: Any) -> ObservationKind:
+def kind_of(space: Any) -> Literal["image", "grid", "values"]:
     """What the arrays of a Box or MultiBinary space are.
 
         image    uint8 from 0 to 255: `[H, W]` from 8 x 8 on, three axes with a side of 28 or more, or a stack of these
         grid     other bools and whole numbers with a range of at most 255: `[H, W, C]` or `[C, H, W]` from 5 x 5 cells
                  on, and bytes `[H, W]` from 8 x 8 on
-        values   everything else
+        values   everything else; `kind_of_observations` calls bytes from 0 to 255 among them `bytes`
 
     Only bytes of images are divided by 255. Stable-Baselines3 does so for all uint8 arrays of three axes from 0 to 255,
     and the cells of MiniGrid, 0 to 10, become 0 to 0.04, from which nothing is learned. Division of other bytes by
-    their upper bound was rejected: bounds are often declared carelessly, and whole numbers of other dtypes are not
-    scaled either; `normalize_observations` learns their scale.
+    their upper bound was rejected: bounds are often declared carelessly. Their scale is learned instead
+    (`normalize_observations`); whole numbers of other dtypes are inputs as they are.
     """
     shape, dtype = tuple(space.shape), np.dtype(space.dtype)
     if dtype.kind not in "biu" or len(shape) < 2:
@@ -114,7 +114,9 @@ def kind_of_observations(env: Any) -> ObservationKind:
         inner = deeper
         if _all_bytes(space := _single_space(inner)) and kind_of(space) == "image":
             return "image"
-    return "image" if getattr(inner, "_obs_type", None) == "ram" else kind
+    if getattr(inner, "_obs_type", None) == "ram":
+        return "image"
+    return "bytes" if kind == "values" else kind
 
 
 def _single_space(env: Any) -> Any:

@@ -43,8 +43,8 @@ from asyncrl.replay.joint_sequence_replay import JointSequenceReplay
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.policy_replays import PolicyBatch, PolicyReplays
 from asyncrl.replay.priority_rules import PriorityRules
-from asyncrl.replay.replay import PrioritizedReplay
-from asyncrl.replay.ring_replay import RingReplay
+from asyncrl.replay.replay import PrioritizedOptions, PrioritizedReplay
+from asyncrl.replay.ring_replay import RingReplay, RingReplayOptions, TransitionOptions
 from asyncrl.replay.segments import SegmentQueue
 from asyncrl.replay.sequence_replay import SequenceReplay
 from asyncrl.shm.ring import RingReader
@@ -81,7 +81,7 @@ def make_loop(
     rng, shown_rng = map(np.random.default_rng, np.random.SeedSequence(config.seed).spawn(2))
     if algorithm.update_loop == "dataset":
         assert dataset is not None
-        of_dataset = DatasetReplay(dataset, **_transitions(algorithm), rng=rng)
+        of_dataset = DatasetReplay(dataset, **_transitions(algorithm, rng))
         drawn = Batch.allocate(algorithm.batch_size, algorithm.stacked_spec(spec))
         return DatasetLoop(of_dataset, drawn, core, mailbox, **run)
     if algorithm.update_loop == "segments":
@@ -91,7 +91,7 @@ def make_loop(
         return SegmentLoop(algorithm, queue, core, mailbox, past=past, **run)
     demonstrations = None
     if dataset is not None:
-        demonstrations = DatasetReplay(dataset, **_transitions(algorithm, goal_rewards), rng=shown_rng)
+        demonstrations = DatasetReplay(dataset, **_transitions(algorithm, shown_rng, goal_rewards))
     loop = LockstepReplayLoop if algorithm.exact else RelaxedReplayLoop
     if spec.policies:
         replays, batches = _replays_of(algorithm, spec, rings, rng)
@@ -131,7 +131,7 @@ def _replay_of(
 
     The last items of every batch, `fraction` of it, are drawn from `demonstrations`.
     """
-    options: dict[str, Any] = {
+    options: RingReplayOptions = {
         "priorities": PriorityRules(algorithm.alpha, uniform=not algorithm.prioritized),
         "frame_stack": algorithm.frame_stack,
         "rng": rng,
@@ -142,20 +142,22 @@ def _replay_of(
         of_team = JointSequenceReplay(rings, shape=shape, **options)
         return of_team, JointSequenceBatch.allocate(algorithm.batch_size, shape, seen, fields, states)
     if algorithm.update_loop == "joint":
-        options["of_team"] = algorithm.team_reward
-        joint = JointReplay(rings, n_step=algorithm.n_step, gamma=algorithm.gamma, **options)
+        steps: TransitionOptions = {**options, "n_step": algorithm.n_step, "gamma": algorithm.gamma}
+        joint = JointReplay(rings, of_team=algorithm.team_reward, **steps)
         return joint, JointBatch.allocate(algorithm.batch_size, seen, fields, states)
     if algorithm.update_loop == "sequences":
         replay = SequenceReplay(rings, shape=shape, **options)
         return replay, SequenceBatch.allocate(algorithm.batch_size, shape, seen, fields)
-    transitions = _transitions(algorithm, goal_rewards)
+    transitions = _transitions(algorithm, rng, goal_rewards)
     batch = Batch.allocate(algorithm.batch_size, seen, fields)
     if demonstrations is not None:
-        return MixedReplay(rings, demonstrations, fraction, **transitions, rng=rng), batch
-    return PrioritizedReplay(rings, **transitions, rng=rng), batch
+        return MixedReplay(rings, demonstrations, fraction, **transitions), batch
+    return PrioritizedReplay(rings, **transitions), batch
 
 
-def _transitions(algorithm: Any, goal_rewards: GoalRewards | None = None) -> dict[str, Any]:
+def _transitions(
+    algorithm: Any, rng: np.random.Generator, goal_rewards: GoalRewards | None = None
+) -> PrioritizedOptions:
     """Options of a replay of transitions."""
     hindsight = None
     if goal_rewards is not None:
@@ -173,6 +175,7 @@ def _transitions(algorithm: Any, goal_rewards: GoalRewards | None = None) -> dic
         "priorities": PriorityRules(uniform=True) if uniform else PriorityRules(algorithm.alpha),
         "frame_stack": algorithm.frame_stack,
         "hindsight": hindsight,
+        "rng": rng,
     }
 
 

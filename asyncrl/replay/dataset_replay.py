@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.interfaces import Batch
-from asyncrl.replay.replay import PrioritizedReplay
-from asyncrl.replay.ring_replay import RingReplay, TransitionOptions
+from asyncrl.replay.replay import PrioritizedOptions, PrioritizedReplay
+from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.shm import RingReader
 
 
@@ -35,7 +35,7 @@ class DatasetReplay(PrioritizedReplay):
 
     STATE = (*RingReplay.STATE, "priorities", "_rng", "fingerprint")
 
-    def __init__(self, ring: RingReader, **options: Unpack[TransitionOptions]) -> None:
+    def __init__(self, ring: RingReader, **options: Unpack[PrioritizedOptions]) -> None:
         super().__init__([ring], **options)
         self.ingest()
         rows = int(self.cursors[0, 0])
@@ -74,7 +74,11 @@ class MixedReplay(PrioritizedReplay):
     STATE = (*RingReplay.STATE, "demonstrations")
 
     def __init__(
-        self, rings: Sequence[RingReader], demonstrations: DatasetReplay, fraction: float, **options: Any
+        self,
+        rings: Sequence[RingReader],
+        demonstrations: DatasetReplay,
+        fraction: float,
+        **options: Unpack[PrioritizedOptions],
     ) -> None:
         super().__init__(rings, **options)
         self.demonstrations, self._fraction = demonstrations, fraction

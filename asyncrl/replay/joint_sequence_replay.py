@@ -13,7 +13,7 @@ can be sampled if at least one agent acts in one of its trained rows. Returns ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from asyncrl.interfaces import JointSequenceBatch
 from asyncrl.replay import tables as table
 from asyncrl.replay.gather import copy_rows
 from asyncrl.replay.handles import int64s
-from asyncrl.replay.ring_replay import RingReplay
+from asyncrl.replay.ring_replay import RingReplay, SequenceOptions
 from asyncrl.replay.sampling import take_leaves
 from asyncrl.replay.sequence_replay import copy_sequence, copy_version, cut_sequence
 from asyncrl.replay.tables import (
@@ -54,7 +54,7 @@ class JointSequenceReplay(RingReplay[JointSequenceBatch]):
 
     WHAT: ClassVar[str] = "joint sequence"
 
-    def __init__(self, rings: Sequence[RingReader], **options: Any) -> None:
+    def __init__(self, rings: Sequence[RingReader], **options: Unpack[SequenceOptions]) -> None:
         super().__init__(rings, **options)
         self._state[table.JOINT] = table.OF_TEAM
 

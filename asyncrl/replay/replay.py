@@ -38,6 +38,12 @@ from asyncrl.shm import RingReader
 from asyncrl.shm.kernel import kernel
 
 
+class PrioritizedOptions(TransitionOptions, total=False):
+    """Options of `PrioritizedReplay`."""
+
+    hindsight: Hindsight | None
+
+
 class PrioritizedReplay(TransitionReplay[Batch]):
     """Replay of n-step transitions, one per row; see `RingReplay`."""
 

@@ -35,6 +35,12 @@ class RingReplayOptions(TypedDict, total=False):
     rng: Required[np.random.Generator]
 
 
+class SequenceOptions(RingReplayOptions):
+    """Options of replays of sequences; see `RingReplay`."""
+
+    shape: Required[SequenceShape]
+
+
 class TransitionOptions(RingReplayOptions):
     """Options of replays of transitions; see `TransitionReplay`."""
 

@@ -54,13 +54,22 @@ def below(value: float | None, limit: float) -> bool:
     return value is not None and value < limit
 
 
+def at_most(value: object, limit: float) -> bool:
+    """Whether an option is a number and at most the limit; one that is none or a word is not."""
+    return isinstance(value, int | float) and value <= limit
+
+
+def _may_limit_divergence(e: Evidence) -> bool:
+    """Whether a `target_kl` of 0.02 would change the run: of PPO, known by its clip range, unless it has one so low."""
+    return "clip_range" in e.options and not at_most(e.options.get("target_kl"), 0.02)
+
+
 def _values_run_off(e: Evidence) -> bool:
-    if e.q_mean is None:
+    """Whether action values lie outside of known bounds; a discount of 1 gives none."""
+    if e.q_mean is None or e.value_high is None or e.value_low is None:
         return False
-    if e.value_high is not None and e.value_low is not None:
-        room = max(1.0, e.value_high - e.value_low)
-        return e.q_mean > e.value_high + 0.1 * room or e.q_mean < e.value_low - 0.1 * room
-    return abs(e.q_mean) > 1e4
+    room = max(1.0, e.value_high - e.value_low)
+    return e.q_mean > e.value_high + 0.1 * room or e.q_mean < e.value_low - 0.1 * room
 
 
 def _enough(e: Evidence) -> bool:
@@ -88,6 +97,11 @@ def _never_rose(e: Evidence) -> bool:
 
 LEARNED_WITHIN = {True: 100_000, False: 50_000}
 """Steps of the runs of default records, on policy and from replay, that the advice rests on (docs/results.md)."""
+
+
+def _unlearned(e: Evidence) -> bool:
+    """Whether a return that had risen ends 30 % of its rise below its best, by more than chance."""
+    return _enough(e) and above(e.lost, 0.3) and not _never_rose(e)
 
 
 def _long_without_success(e: Evidence) -> bool:
@@ -138,7 +152,7 @@ RULES = (
     ),
     Rule(
         "large policy steps",
-        lambda e: above(e.kl, 0.05) and "target_kl" in e.options,
+        lambda e: above(e.kl, 0.05) and _may_limit_divergence(e),
         "Each batch changes the policy too much.",
         "target_kl",
         "0.02",
@@ -146,7 +160,7 @@ RULES = (
     ),
     Rule(
         "large policy steps, no limit",
-        lambda e: e.on_policy and above(e.kl, 0.05) and "target_kl" not in e.options,
+        lambda e: e.on_policy and above(e.kl, 0.05) and not _may_limit_divergence(e),
         "Each batch changes the policy too much.",
         "learning_rate",
         "a third of {options[learning_rate]}",
@@ -166,15 +180,28 @@ RULES = (
     ),
     Rule(
         "stale samples are thrown away",
-        lambda e: above(e.discarded, 0.2),
+        lambda e: above(e.discarded, 0.2) and e.actors > 1,
         "Much of what the actors produce is too old when the learner comes to it.",
         "num_actors",
         "fewer than {actors}",
         "{discarded:.0%} of the steps discarded, staleness {staleness:,.0f} updates",
     ),
     Rule(
+        "stale samples of one actor are thrown away",
+        lambda e: above(e.discarded, 0.2) and e.actors == 1,
+        "Much of what the actor produces is too old when the learner comes to it.",
+        "envs_per_actor",
+        "fewer",
+        "{discarded:.0%} of the steps discarded, staleness {staleness:,.0f} updates",
+    ),
+    Rule(
         "old weights act",
-        lambda e: not e.on_policy and above(e.policy_lag, 500) and e.options.get("discipline") != "lockstep",
+        lambda e: (
+            not e.on_policy
+            and above(e.policy_lag, 500)
+            and e.options.get("discipline") != "lockstep"
+            and not at_most(e.options.get("publish_interval"), 10)
+        ),
         "The actors act with old weights.",
         "publish_interval",
         "10",
@@ -190,16 +217,28 @@ RULES = (
     ),
     Rule(
         "unlearned",
-        lambda e: _enough(e) and above(e.lost, 0.3) and not _never_rose(e),
+        lambda e: _unlearned(e) and e.options.get("learning_rate_schedule") != "linear",
         "It was better before: what was learned is being lost.",
         "learning_rate_schedule",
         "linear",
         "best return {best:,.1f} after {best_steps:,} steps, last {final:,.1f} (means of {window} evaluations)",
     ),
     Rule(
+        "unlearned, falling learning rate",
+        lambda e: _unlearned(e) and e.options.get("learning_rate_schedule") == "linear",
+        "It was better before: what was learned is being lost.",
+        "learning_rate",
+        "a third of {options[learning_rate]}",
+        "best return {best:,.1f} after {best_steps:,} steps, last {final:,.1f} (means of {window} evaluations)",
+    ),
+    Rule(
         "value function explains nothing",
         lambda e: (
-            e.on_policy and e.steps >= 20_000 and below(e.explained_variance, 0.1) and not _keeps_its_best(e)
+            e.on_policy
+            and e.steps >= 20_000
+            and below(e.explained_variance, 0.1)
+            and not e.options.get("normalize_rewards")
+            and not _keeps_its_best(e)
         ),
         "The value function does not predict the returns.",
         "normalize_rewards",
@@ -224,7 +263,11 @@ RULES = (
     ),
     Rule(
         "no exploration",
-        lambda e: _never_rose(e) and "exploration_steps" in e.options,
+        lambda e: (
+            _never_rose(e)
+            and at_most(e.options.get("exploration_steps"), 0.5 * e.steps)
+            and not e.options.get("noisy")
+        ),
         "The return has not risen since the first evaluation.",
         "exploration_steps",
         "more than {options[exploration_steps]:,}, a tenth to a half of the run's steps",
@@ -263,7 +306,12 @@ RULES = (
     ),
     Rule(
         "learner waits",
-        lambda e: above(e.learner_waits, 0.5) and not above(e.actors_wait, 0.5) and not _reached(e),
+        lambda e: (
+            above(e.learner_waits, 0.5)
+            and not above(e.actors_wait, 0.5)
+            and e.actors < e.cores
+            and not _reached(e)
+        ),
         "The learner waits for steps: the environments are the bottleneck.",
         "num_actors",
         "more than {actors}, up to the machine's cores",
@@ -284,7 +332,12 @@ RULES = (
     ),
     Rule(
         "actors wait for passes",
-        lambda e: e.on_policy and above(e.actors_wait, 0.8) and "epochs" in e.options and not _reached(e),
+        lambda e: (
+            e.on_policy
+            and above(e.actors_wait, 0.8)
+            and not at_most(e.options.get("epochs", 1), 1)
+            and not _reached(e)
+        ),
         "The actors wait for the learner: its passes over a batch are the bottleneck.",
         "epochs",
         "less than {options[epochs]}, if steps are cheap",

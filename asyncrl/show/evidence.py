@@ -28,6 +28,7 @@ class Evidence:
         on_policy: whether the algorithm learns from segments.
         options: options of the algorithm.
         actors: number of actor processes.
+        cores: number of the machine's cores, infinite if unknown.
         first, best, final: greedy returns at the beginning, at best and at the end: means over `window` consecutive
             evaluations, so that all are over equally many episodes, and a single lucky evaluation is not the best. The
             final evaluation of the run, which has more episodes, is `final` only if there are no others.
@@ -45,6 +46,7 @@ class Evidence:
     on_policy: bool = False
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     actors: int = 1
+    cores: float = math.inf
     state: str = ""
     stop_reason: str = ""
     error: str = ""
@@ -100,7 +102,7 @@ def collect(run: KeptRun) -> Evidence:
     algorithm = run.options.get(run.algo, {})
     summary = run.summary
     restarts = _values(reports, "async/actor_restarts")
-    cores = integer(table(run.meta, "machine").get("cores")) or 2
+    cores = integer(table(run.meta, "machine").get("cores"))
     updates = integer(summary.get("updates"))
     if updates is None:
         updates = max((integer(entry.get("train/n_updates")) or 0 for entry in reports), default=0)
@@ -109,7 +111,8 @@ def collect(run: KeptRun) -> Evidence:
     return Evidence(
         on_policy="queue_batches" in algorithm,
         options=algorithm,
-        actors=integer(run.options.get("trainer", {}).get("num_actors")) or max(1, cores - 1),
+        actors=integer(run.options.get("trainer", {}).get("num_actors")) or max(1, (cores or 2) - 1),
+        cores=cores or math.inf,
         state=run.state,
         stop_reason=str(summary.get("stop_reason") or ""),
         target_return=number(run.options.get("trainer", {}).get("target_return")),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asyncrl import A2C, IMPALA, PPO, Trainer, TrainerConfig
+from asyncrl import A2C, DQN, IMPALA, MAPPO, PPO, PQN, R2D2, Trainer, TrainerConfig
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
 
 SPEC = EnvSpec("discrete", (4,), "float32", DiscreteAction(2))
@@ -34,7 +35,7 @@ def test_a_batch_has_as_many_steps_for_any_number_of_actors(
     assert record.for_run(config, SPEC).segment_length == length
     assert record.for_run(config, BOX).segment_length == real
     for told in (PPO(segment_length=7, ent_coef=0.5), IMPALA()):
-        assert told.for_run(config, SPEC) == told
+        assert told.for_run(config, SPEC) == replace(told, normalize_observations=False)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +100,16 @@ def test_a2c_does_not_normalise_images() -> None:
     image = EnvSpec("image", (3, 32, 32), "uint8", BOX.action, observation_kind="image")
     record = A2C().for_run(config, image)
     assert record.normalize_observations is False and record.normalize_rewards
+
+
+@pytest.mark.parametrize("kind", [PPO, A2C, IMPALA, PQN, MAPPO, DQN, R2D2])
+def test_bytes_that_are_no_image_are_normalised(kind: Any) -> None:
+    config = TrainerConfig(env="any", algo=kind.name, total_steps=1000)
+    octets = EnvSpec("octets", (4,), "uint8", SPEC.action, observation_kind="bytes")
+    assert kind().for_run(config, octets).normalize_observations is True
+    assert kind(normalize_observations=False).for_run(config, octets).normalize_observations is False
+    for spec in (SPEC, replace(octets, observation_kind="values"), replace(octets, observation_kind="grid")):
+        assert kind().for_run(config, spec).normalize_observations is False
 
 
 def test_the_entropy_coefficient_follows_from_the_kind_of_actions() -> None:

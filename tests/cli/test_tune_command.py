@@ -12,6 +12,7 @@ from asyncrl.algorithms.search_spaces import Interval, SearchSpace
 from asyncrl.cli.main import COMMANDS, main
 from asyncrl.cli.tune import TuneOptions, parse
 from asyncrl.show.kept_run import KeptRun, find_runs
+from asyncrl.tuning.study import Study
 
 pytest.importorskip("optuna")
 
@@ -118,6 +119,19 @@ def test_a_folder_that_is_no_search_is_told_of(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "study.db").write_text("no database")
     assert main(["plot", str(tmp_path)]) == 1
     assert "the study cannot be read" in capsys.readouterr().err
+
+
+def test_a_search_before_its_first_return_says_what_to_wait_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = Study(tmp_path, SearchSpace({"gamma": Interval(0.9, 0.99)}), {"gamma": 0.95}, 0)
+    study.end(study.ask(1).number, "failed", None)
+    study.ask(1)
+    for more in ([], ["--out", str(tmp_path / "trials.png")]):
+        assert main(["plot", str(tmp_path), *more]) == 1
+        told = capsys.readouterr().err
+        assert "has a return yet" in told and "trials begun: 2" in told and "failed: 1" in told
+        assert f"asyncrl ls {tmp_path} shows how far it is" in told
 
 
 def test_the_command_is_listed() -> None:

@@ -229,6 +229,23 @@ def test_the_film_of_the_last_evaluation_is_shown_and_replaced(
     assert visible(browser, "#film-card") and browser.console == []
 
 
+def test_a_film_whose_request_failed_is_asked_for_again(
+    browser: Browser, run: ServerThread, tmp_path: Path
+) -> None:
+    (film := tmp_path / "film.mp4").write_bytes(b"a film")
+    answers = iter((None, film))  # 204 without a file
+    run.server._film = lambda: next(answers)
+    with_past(run, 5)
+    open_page(browser, run)
+    browser.evaluate("""{
+        const send = window.fetch; let lost = 0;
+        window.fetch = (path, how) => path === "film" && !lost++ ? Promise.reject("lost") : send(path, how);
+    }""")
+    show(run, at(6, film=EvaluationFilm(400, 7.25, 12, False)))
+    browser.wait("document.querySelector('#film').src.startsWith('blob:')")
+    assert visible(browser, "#film-card") and browser.console == []
+
+
 def test_every_group_has_a_row(browser: Browser, run: ServerThread) -> None:
     counts = {"fusion": "average", "fusions": 7, "sent_bytes": 2_500_000, "wait_seconds": 1.25}
     groups = (
