@@ -162,6 +162,20 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", "ignore:.ASYNC021.")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin each worker's share, a contiguous one, with slow tests: one that begins last leaves the others idle."""
+    if not (workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    others = [item for item in items if not item.get_closest_marker("slow")]
+    ends = [len(others) * share // workers for share in range(workers + 1)]
+    items[:] = [
+        item
+        for share in range(workers)
+        for item in (*slow[share::workers], *others[ends[share] : ends[share + 1]])
+    ]
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Compile missing kernels before the first test, so that no test waits for compilation or prints its message."""
     if session.config.option.collectonly:

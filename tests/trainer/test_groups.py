@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -23,7 +22,8 @@ import torch.distributed as dist
 from waiting import PATIENCE_SECONDS, wait_until
 
 import asyncrl
-from asyncrl import DQN, Snapshot, Trainer, TrainerConfig
+from asyncrl import DQN, Trainer, TrainerConfig
+from asyncrl.cli.main import main
 from asyncrl.errors import EnvironmentRaised, GroupLost, StoppedWhileStarting
 from asyncrl.groups.launch import describe_failure, free_port
 from asyncrl.run.job import Job
@@ -41,108 +41,85 @@ def libuv_of_torch_has_started() -> None:
     dist.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
 
 
+STEPS = "1500"
+LOCKSTEP = ("--dqn.discipline", "lockstep", "--dqn.learning-rate", "1e-3", "--steps", STEPS)
+SMALL_FLAGS = ("--actors", "1", "--envs-per-actor", "8", "--eval-interval-steps", "none")
+SMALL_FLAGS += ("--target-eval-episodes", "2", "--fusion-interval", "8", "--http", "off")
+TRAIN = ("train", "CartPole-v1", "--algo", "dqn", *SMALL_FLAGS)
+MODULE = """
+import gymnasium
+from asyncrl import DQN
+
+def make():
+    return gymnasium.make("CartPole-v1")
+
+def algorithm():
+    return DQN.preset("CartPole-v1", discipline="lockstep", learning_rate=lambda progress: 1e-3)
+"""
+SCRIPT = """
+import json, sys, tempfile
+from own_cart_pole import algorithm, make
+from asyncrl import Trainer, load
+
 class Checkpoints:
-    """Callback that records the checkpoints."""
+    paths = []
 
-    def __init__(self) -> None:
-        self.paths: list[str] = []
-
-    def on_checkpoint(self, trainer: Trainer, path: str) -> None:
+    def on_checkpoint(self, trainer, path):
         assert isinstance(trainer, Trainer)
         self.paths.append(path)
 
-
-def test_two_groups_from_python_train_one_policy_and_leave_one_summary(tmp_path: Path) -> None:
-    shown: list[Snapshot] = []
-    options = {**SMALL, "groups": 2, "fusion": "average", "fusion_interval": 8, "run_dir": tmp_path / "run"}
-    checkpoints = Checkpoints()
-    trainer = Trainer("CartPole-v1", "dqn", total_steps=4000, **options)
-    result = trainer.learn(on_snapshot=shown.append, callbacks=[checkpoints])
-    assert checkpoints.paths and all(Path(path).exists() for path in checkpoints.paths)
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert result.summary["fusions"] == summary["fusions"]
-    assert summary["fusions"]["count"] > 5 and summary["fusions"]["sent_bytes"] > 0
-    groups = summary["groups"]
-    assert [group["rank"] for group in groups] == [0, 1]
-    assert summary["env_steps"] == sum(group["env_steps"] for group in groups) >= 4000
-    assert all(group["updates"] > 100 for group in groups)
-    assert any(len(snapshot.groups) == 2 for snapshot in shown)
-    assert groups[0]["policy_lag_mean"] > 0
-    assert result.policy.predict([0.0] * 4)[0] in (0, 1)
-    assert (tmp_path / "run" / "groups" / "1" / "summary.json").exists()
-    assert "total_steps = 4000" in (tmp_path / "run" / "config.toml").read_text()
-    metrics = (tmp_path / "run" / "metrics.jsonl").read_text()
-    going_on = Trainer.resume(tmp_path / "run", total_steps="+1000")
-    told = f"{summary['env_steps']:,} steps, {summary['updates']:,} updates"
-    assert going_on.resumed_from[0].endswith(told), "those of all groups"
-    more = going_on.learn().summary
-    assert (tmp_path / "run" / "metrics.jsonl").read_text().startswith(metrics)
-    assert summary["env_steps"] + 1000 <= more["env_steps"] < summary["env_steps"] + 1200
-    assert summary["updates"] < more["updates"] and len(more["groups"]) == 2
-    for before, after in zip(groups, more["groups"], strict=True):
-        assert before["env_steps"] + 400 < after["env_steps"] < before["env_steps"] + 700
-
-
-LOCKSTEP = ("--dqn.discipline", "lockstep", "--dqn.learning-rate", "1e-3", "--steps", "1500")
-SMALL_FLAGS = ("--actors", "1", "--envs-per-actor", "8", "--eval-interval-steps", "none")
-SMALL_FLAGS += ("--target-eval-episodes", "2", "--fusion-interval", "8", "--http", "off")
+tempfile.tempdir, shown = sys.argv[1], []
+options = json.loads(sys.argv[2])
+trainer = Trainer(make, algorithm(), **options)
+result = trainer.learn(on_snapshot=shown.append, callbacks=[Checkpoints()])
+action, _ = result.policy.predict([0.0] * 4)
+rate = result.policy.algorithm.learning_rate(0.5)
+groups = max(len(snapshot.groups) for snapshot in shown)
+same = bool((result.policy.weights == load(options["run_dir"]).weights).all())
+print(json.dumps([result.summary["fusions"], Checkpoints.paths, int(action), rate, groups, same]))
+"""
 
 
 def weights_of(run: Path) -> Any:
     return asyncrl.load(run).weights
 
 
-def test_the_command_line_and_a_script_with_a_module_beside_it_give_the_same_weights_in_lockstep(
-    tmp_path: Path,
-) -> None:
-    """`python scripts/train.py` has `scripts` on its path, which `-m asyncrl.trainer.rank` has not."""
-    run, other = tmp_path / "run", tmp_path / "other"
-    line = [sys.executable, "-m", "asyncrl", "train", "CartPole-v1", "--algo", "dqn", "--groups", "2"]
-    line += [*LOCKSTEP, *SMALL_FLAGS, "--fusion", "average", "--run-dir", str(run)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=3 * PATIENCE_SECONDS)
-    assert done.returncode == 0, done.stderr
-    assert "stopped by    total_steps" in done.stdout
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["env_steps"] >= 1500
-    assert [group["rank"] for group in summary["groups"]] == [0, 1]
-    assert all(group["env_steps"] >= 750 and group["fusions"] > 0 for group in summary["groups"])
+def by_script(folder: Path, run: Path) -> None:
+    """Train by a script with a module beside it, a local function among the options and a long temporary folder.
 
-    (tmp_path / "own_cart_pole.py").write_text(
-        "import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
-    )
-    options = {**SMALL, "groups": 2, "fusion": "average", "fusion_interval": 8, "run_dir": str(other)}
-    (tmp_path / "train.py").write_text(
-        "from own_cart_pole import make\nfrom asyncrl import DQN, Trainer\n"
-        "algorithm = DQN.preset('CartPole-v1', discipline='lockstep', learning_rate=1e-3)\n"
-        f"print(Trainer(make, algorithm, total_steps=1500, **{options!r}).learn().stop_reason)\n"
-    )
-    line = [sys.executable, str(tmp_path / "train.py")]
+    `python folder/train.py` has `folder` on its path, which `-m asyncrl.trainer.rank` has not. The launcher cannot
+    import the local function of the result. The path of a socket has at most a hundred bytes.
+    """
+    long = folder / ("long" * 30)
+    long.mkdir()
+    (folder / "own_cart_pole.py").write_text(MODULE)
+    (folder / "train.py").write_text(SCRIPT)
+    options = {**SMALL, "groups": 2, "fusion": "gradients", "fusion_interval": 8, "run_dir": str(run)}
+    line = [
+        sys.executable,
+        str(folder / "train.py"),
+        str(long),
+        json.dumps({**options, "total_steps": STEPS}),
+    ]
     done = subprocess.run(line, capture_output=True, text=True, timeout=3 * PATIENCE_SECONDS, cwd="/")
-    assert done.returncode == 0 and done.stdout.endswith("total_steps\n"), done.stderr
-    assert np.array_equal(weights_of(run), weights_of(other))
-    assert json.loads((other / "summary.json").read_text())["updates"] == summary["updates"] > 100
+    assert done.returncode == 0, done.stderr
+    fusions, checkpoints, action, rate, groups, same = json.loads(done.stdout.splitlines()[-1])
+    assert checkpoints and all(Path(path).exists() for path in checkpoints)
+    assert (action in (0, 1), rate, groups, same) == (True, 1e-3, 2, True)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["fusions"] == fusions and fusions["count"] > 5 and fusions["sent_bytes"] > 0
+    assert (run / "groups" / "1" / "summary.json").exists()
 
 
-def test_torchrun_by_two_commands_on_two_addresses_and_python_give_the_same_weights_in_lockstep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Python's result holds a lambda, which the launcher cannot import; a socket's path has at most a hundred bytes."""
-    run, port = tmp_path / "run", free_port()
+def by_torchrun(run: Path) -> None:
+    """Train by two commands on two addresses."""
+    port = free_port()
     commands = [
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"),
             *("--node-rank", str(rank), "--master-addr", "127.0.0.2", "--master-port", str(port)),
-            *(
-                "--local-addr",
-                f"127.0.0.{2 + rank}",
-                "-m",
-                "asyncrl",
-                "train",
-                "CartPole-v1",
-                "--algo",
-                "dqn",
-            ),
-            *(*LOCKSTEP, *SMALL_FLAGS, "--fusion", "gradients", "--run-dir", str(run)),
+            *("--local-addr", f"127.0.0.{2 + rank}", "-m", "asyncrl", *TRAIN, *LOCKSTEP),
+            *("--fusion", "gradients", "--run-dir", str(run)),
         ]
         for rank in range(2)
     ]
@@ -150,21 +127,53 @@ def test_torchrun_by_two_commands_on_two_addresses_and_python_give_the_same_weig
     outputs = [machine.communicate(timeout=3 * PATIENCE_SECONDS)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0]
     assert "stopped by    total_steps" in outputs[0] and outputs[1] == ""
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["env_steps"] >= 1500
-    first, second = summary["groups"]
-    assert abs(first["updates"] - second["updates"]) < 10, "the last ones are of the group that ended last"
-    assert first["updates"] == summary["updates"] > 100
 
-    long = tmp_path / ("long" * 30)
-    long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
-    algorithm = DQN.preset("CartPole-v1", discipline="lockstep", learning_rate=lambda progress: 1e-3)
-    options = {**SMALL, "groups": 2, "fusion": "gradients", "fusion_interval": 8}
-    result = Trainer("CartPole-v1", algorithm, total_steps=1500, **options).learn()
-    assert np.array_equal(result.policy.weights, weights_of(run))
-    assert result.summary["updates"] == summary["updates"]
-    assert result.policy.algorithm.learning_rate(0.5) == 1e-3
+
+def test_a_script_and_torchrun_give_the_same_weights_in_lockstep(tmp_path: Path) -> None:
+    runs = [tmp_path / name for name in ("script", "torchrun")]
+    by_script(tmp_path, runs[0])
+    by_torchrun(runs[1])
+    updates = []
+    for run in runs:
+        summary = json.loads((run / "summary.json").read_text())
+        first, second = summary["groups"]
+        assert [first["rank"], second["rank"]] == [0, 1]
+        assert (summary["stop_reason"], summary["env_steps"] >= 1500) == ("total_steps", True)
+        assert all(group["env_steps"] >= 750 and group["fusions"] > 0 for group in (first, second))
+        assert abs(first["updates"] - second["updates"]) < 10, (
+            "the last ones are of the group that ended last"
+        )
+        assert first["updates"] == summary["updates"] > 100
+        updates.append(summary["updates"])
+    assert updates[0] == updates[1]
+    assert np.array_equal(*map(weights_of, runs))
+
+
+def test_two_groups_of_the_command_line_train_one_policy_and_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command in this process, which has imported torch already."""
+    run = tmp_path / "run"
+    line = [*TRAIN, "--groups", "2", "--fusion", "average", "--steps", "4000", "--run-dir", str(run)]
+    assert main(line) == 0
+    assert "stopped by    total_steps" in capsys.readouterr().out
+    summary = json.loads((run / "summary.json").read_text())
+    groups = summary["groups"]
+    assert [group["rank"] for group in groups] == [0, 1]
+    assert summary["fusions"]["count"] > 5 and summary["fusions"]["sent_bytes"] > 0
+    assert summary["env_steps"] == sum(group["env_steps"] for group in groups) >= 4000
+    assert all(group["updates"] > 100 for group in groups) and groups[0]["policy_lag_mean"] > 0
+    assert "total_steps = 4000" in (run / "config.toml").read_text()
+    metrics = (run / "metrics.jsonl").read_text()
+    going_on = Trainer.resume(run, total_steps="+1000")
+    told = f"{summary['env_steps']:,} steps, {summary['updates']:,} updates"
+    assert going_on.resumed_from[0].endswith(told), "those of all groups"
+    more = going_on.learn().summary
+    assert (run / "metrics.jsonl").read_text().startswith(metrics)
+    assert summary["env_steps"] + 1000 <= more["env_steps"] < summary["env_steps"] + 1200
+    assert summary["updates"] < more["updates"] and len(more["groups"]) == 2
+    for before, after in zip(groups, more["groups"], strict=True):
+        assert before["env_steps"] + 400 < after["env_steps"] < before["env_steps"] + 700
 
 
 def rank_process(rank: int) -> psutil.Process:

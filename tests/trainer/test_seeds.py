@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,19 +42,18 @@ def lockstep() -> Any:
 
 
 class Fails(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Fails in its third episode where it is seeded with an odd number at first."""
+    """CartPole that fails in its third episode."""
 
     def __init__(self) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
         self.episodes = 0
-        self.fails = "ASYNCRL_TEST_FAILS" in os.environ
 
     def reset(self, **options: Any) -> Any:
         self.episodes += 1
         return super().reset(**options)
 
     def step(self, action: Any) -> Any:
-        if self.episodes > 2 and self.fails:
+        if self.episodes > 2:
             raise RuntimeError("third episode")
         return super().step(action)
 
@@ -72,25 +73,33 @@ def test_runs_side_by_side_are_those_that_each_seed_has_alone(tmp_path: Path) ->
     assert lines[3].startswith(f"final return  mean {found.finals.mean():.1f} [")
 
 
-def test_a_worker_that_dies_ends_its_run_alone_and_is_replaced_also_while_it_is_idle(tmp_path: Path) -> None:
-    trainer = Trainer("CartPole-v1", lockstep(), **{**QUICK, "total_steps": 100_000})
-    made = jobs(trainer, {0: tmp_path / "s0"}) | jobs(
-        Trainer("CartPole-v1", lockstep(), **QUICK), {1: None, 2: None}
-    )
+def test_a_worker_that_dies_or_fails_ends_its_run_alone_and_is_replaced_also_while_it_is_idle(
+    tmp_path: Path,
+) -> None:
+    def runs(env: Any, folders: Mapping[int, Any], **options: Any) -> Any:
+        return jobs(Trainer(env, lockstep(), **{**QUICK, **options}), folders)
+
+    made = runs("CartPole-v1", {0: tmp_path / "s0"}, total_steps=100_000)
+    made |= runs(Fails, {1: None}) | runs("CartPole-v1", {2: None, 3: None})
     ends: dict[int, Ended] = {}
+    workers: dict[int, int] = {}
     with RunPool() as pool:
         for event in train_all(pool, made, at_once=1):
-            if isinstance(event, Progressed) and event.key == 0 and event.snapshot.env_steps:
-                os.kill(pool._busy[0]._process.pid, signal.SIGKILL)
+            if isinstance(event, Progressed):
+                workers[event.key] = pool._busy[event.key]._process.pid
+                if event.key == 0 and event.snapshot.env_steps:
+                    os.kill(workers[0], signal.SIGKILL)
             if isinstance(event, Ended):
                 ends[event.key] = event
         (worker,) = pool._idle
         os.kill(worker._process.pid, signal.SIGKILL)
         wait_until(lambda: worker.closed, "its connection is closed")
-        pool.begin(3, made[1])
+        pool.begin(4, made[2])
         noticed = pool.wait(PATIENCE_SECONDS)
     assert isinstance(ends[0].error, ResourceError) and "was killed by SIGKILL" in str(ends[0].error)
-    assert ends[1].result is not None and ends[2].result is not None
+    assert isinstance(ends[1].error, EnvironmentRaised) and "third episode" in str(ends[1].error)
+    assert ends[2].result is not None and ends[2].error is ends[3].error is None
+    assert len(set(workers.values())) == 3 and workers[2] == workers[3], "one that failed is not used again"
     assert isinstance(noticed, Ended) and isinstance(noticed.error, ResourceError)
 
 
@@ -101,7 +110,9 @@ class Unreadable:
         return int, ("no number",)
 
 
-def test_an_end_that_cannot_be_read_is_told_and_not_waited_for() -> None:
+def test_an_end_that_cannot_be_read_is_told_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker's process is another program, which ends at once: its end of the connection is the test's."""
+    monkeypatch.setattr(sys, "executable", shutil.which("true"))
     with RunPool() as pool:
         pool.begin(0, jobs(Trainer("CartPole-v1", lockstep(), **QUICK), {0: None})[0])
         worker = pool._busy[0]
@@ -140,19 +151,6 @@ def test_stop_ends_every_run_with_its_checkpoint_and_begins_no_other_and_each_ha
     assert len(set(pages.values())) == 2 and all(page and "#token=" in page for page in pages.values())
     assert all(e.result is not None and e.result.stop_reason == "interrupted" for e in ends.values())
     assert all((tmp_path / f"s{seed}" / "checkpoints" / "latest").exists() for seed in (0, 1))
-
-
-def test_an_environment_that_fails_ends_its_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Trainer(Fails, lockstep(), **QUICK)
-    monkeypatch.setenv("ASYNCRL_TEST_FAILS", "1")  # of the first worker, which is not used again
-    ends = {}
-    with RunPool() as pool:
-        for event in train_all(pool, jobs(whole, {0: None, 1: None}), at_once=1):
-            monkeypatch.delenv("ASYNCRL_TEST_FAILS", raising=False)
-            if isinstance(event, Ended):
-                ends[event.key] = event
-    assert isinstance(ends[0].error, EnvironmentRaised) and "third episode" in str(ends[0].error)
-    assert ends[1].error is None
 
 
 def test_the_callers_error_ends_all_and_is_raised() -> None:
