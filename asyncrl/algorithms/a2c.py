@@ -13,9 +13,10 @@ IMPALA has, it learned far less in 100,000 steps (docs/results.md).
 
 Real-valued actions: rewards and observations are normalised, segments have 16 steps, a gradient step has 64, those of
 four streams, and the rate falls to 0 (`BOX`). They were chosen together, on one to three seeds of HalfCheetah, Hopper,
-Pendulum and FetchReachDense: segments of 5 or 8, a constant rate, a rate of 0.002 and raw observations learned less. In
-gradient steps of one stream, whose 16 rows resemble one another, the mean action walked out of its bounds, where all
-draws are clipped to one action and nothing leads back (docs/results.md).
+Pendulum and FetchReachDense: segments of 5 or 8, a constant rate, a rate of 0.002 and raw observations learned less,
+and gradient steps of one stream lost FetchReachDense. It stays a fragile baseline: in Reacher the value function takes
+the first 250 gradient steps to come to its level, meanwhile the policy follows its errors into constant torques, and
+some runs do not come back (docs/results.md).
 """
 
 from __future__ import annotations
