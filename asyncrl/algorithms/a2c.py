@@ -35,7 +35,6 @@ DISCRETE: Mapping[str, Any] = {
     "ent_coef": 0.01,
     "gae_lambda": 1.0,
     "learning_rate_schedule": "constant",
-    "normalize_observations": False,
     "normalize_rewards": False,
     "segment_length": 5,
 }
@@ -92,7 +91,7 @@ class A2C(IMPALA):
         real = isinstance(spec.action, BoxAction)
         chosen = dict(BOX if real else DISCRETE)
         if spec.observation_dtype == "uint8":
-            chosen["normalize_observations"] = spec.observation_kind == "bytes"
+            chosen.pop("normalize_observations", None)
         if config.total_steps is None or callable(self.learning_rate):
             chosen["learning_rate_schedule"] = "constant"
         left = {name: value for name, value in chosen.items() if getattr(self, name) is None}
