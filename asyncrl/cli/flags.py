@@ -135,8 +135,9 @@ class Parser(argparse.ArgumentParser):
         if answer is not None:
             self.error(answer if answer.startswith(f"{name} ") else f"unknown option {name}; {answer}")
         known = list(self._option_string_actions)
-        of_ui = name == "--http" and "--port" in known  # the option of `train` for it
-        self.unknown("option", name, "--port" if of_ui else near_flag(name, known))
+        # A port is --port in `ui` and --http where a run has a page.
+        port = {"--http": "--port", "--port": "--http"}.get(name)
+        self.unknown("option", name, port if port in known else near_flag(name, known))
 
     def unknown(self, what: str, name: str, miss: str | None) -> NoReturn:
         """Report an unknown name and exit with code 2."""

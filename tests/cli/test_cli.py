@@ -286,6 +286,7 @@ def test_the_program_runs_as_a_module() -> None:
         (["zzz"], "unknown command zzz"),
         (["--verbos"], "unknown option --verbos; did you mean --version?"),
         (["ui", "--http", "8000"], "unknown option --http; did you mean --port?"),
+        (["train", "CartPole-v1", "--port", "8000"], "unknown option --port; did you mean --http?"),
         (["train"], "ENV is missing, for example"),
         (["train", "--algo"], "argument --algo: expected one argument"),
         (["train", "--algo", "dqn"], "ENV is missing, for example"),
