@@ -108,7 +108,9 @@ def collective_fusion(
         momentum=config.fusion_momentum,
         weights=vector.parameters.numel(),
         deltas=Deltas(vector.buffers),
+        velocity=vector.velocity,
     )
+    vector.velocity = fuser.velocity.numpy() if config.fusion_momentum else None
     return BackgroundFusion(fuser, vector, config.fusion_interval, exact=exact, moments=moments)
 
 

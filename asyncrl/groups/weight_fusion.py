@@ -24,7 +24,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.groups.rounds import Rounds
@@ -241,9 +243,11 @@ class AverageFuser:
         momentum: mu, 0 for the plain mean.
         weights: number of leading values to which the outer step applies; None for all.
         deltas: rules of the deltas.
+        velocity: v of an earlier run, which is copied; None for 0.
 
     Attributes:
         anchor: the last fused values, equal on all ranks.
+        velocity: v, equal on all ranks.
     """
 
     def __init__(
@@ -255,12 +259,15 @@ class AverageFuser:
         momentum: float = 0.0,
         weights: int | None = None,
         deltas: Deltas | None = None,
+        velocity: NDArray[np.float32] | None = None,
     ) -> None:
         self._rounds, self._deltas = rounds, deltas or Deltas()
         self._rate, self._momentum = learning_rate, momentum
         self.anchor = anchor.detach().to("cpu", torch.float32, copy=True)
         self._weights = slice(weights)
-        self._velocity = torch.zeros_like(self.anchor[self._weights])
+        self.velocity = torch.zeros_like(self.anchor[self._weights])
+        if velocity is not None:
+            self.velocity.copy_(torch.from_numpy(velocity))
 
     def begin(self, snapshot: Tensor, finished: bool) -> None:
         """See `Fuser`. Raises `PeerLost`."""
@@ -276,8 +283,8 @@ class AverageFuser:
         mean, buffers = round_.mean(out=round_.total), self._deltas.buffers
         statistics = mean[:0] if buffers is None else mean[buffers]
         if self._momentum:
-            self._velocity.mul_(self._momentum).add_(mean[self._weights])
-            self.anchor[self._weights].add_(self._velocity, alpha=self._rate * self._momentum)
+            self.velocity.mul_(self._momentum).add_(mean[self._weights])
+            self.anchor[self._weights].add_(self.velocity, alpha=self._rate * self._momentum)
         if self._rate != 1.0:
             mean[self._weights].mul_(self._rate)
         self.anchor.add_(mean)

@@ -17,7 +17,7 @@ from asyncrl.learning.mirror import ObservationMirror
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.update_loop import LoopOptions, Priorities, UpdateLoop
 from asyncrl.learning.what_is_shown import realised_return
-from asyncrl.networks.flat_vector import Drawn, FlatVector
+from asyncrl.networks.flat_vector import Drawn
 from asyncrl.protocols import ReplayUpdater, SequenceUpdater
 from asyncrl.replay.policy_replays import PolicyBatch, PolicyReplays
 from asyncrl.replay.replay_state import priorities_of, restore_empty_replay, restore_replay
@@ -113,7 +113,6 @@ class ReplayLoop(UpdateLoop):
             interval=None if algorithm.exact else algorithm.publish_interval,
             **run,
         )
-        self._vector: FlatVector | None = getattr(core, "vector", None)
         self._positions = np.zeros(len(self.rings), np.int64)
         self._ever_sampleable = False
         self._held = np.zeros(len(self.rings), np.bool_)

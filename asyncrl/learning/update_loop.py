@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from asyncrl.learning.publication import Publisher
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshot, WeightSnapshots
 from asyncrl.learning.what_is_shown import UpdateTimes, action_bins
+from asyncrl.networks.flat_vector import FlatVector
 from asyncrl.protocols import Updater
 from asyncrl.replay.policy_replays import PolicyReplays
 from asyncrl.replay.ring_replay import RingReplay
@@ -100,6 +102,7 @@ class UpdateLoop(ABC):
         env_kwargs: EnvKwargsWriter | None = None,
     ) -> None:
         self.core = core
+        self._vector: FlatVector | None = getattr(core, "vector", None)
         self._env_kwargs = env_kwargs
         self.rings = source.rings
         self.pace = self._make_pace(max_env_steps)
@@ -262,6 +265,7 @@ class UpdateLoop(ABC):
         """
         return {
             "core": self.core.state_dict(),
+            "velocity": None if self._vector is None else copy.copy(self._vector.velocity),
             "loop": saved(self),
             "pace": saved(self.pace),
             "publisher": saved(self.publisher),
@@ -284,6 +288,8 @@ class UpdateLoop(ABC):
             ValueError, KeyError: the state belongs to another kind of loop.
         """
         self.core.load_state_dict(state["core"])
+        if self._vector is not None:
+            self._vector.velocity = state.get("velocity")
         restore(self.pace, state["pace"])
         if priorities is None:
             self.pace.refill()

@@ -82,6 +82,7 @@ class FlatVector:
         parameters, gradient, weighted, shared: as given.
         buffers: `[K]` int64 on the CPU, positions of the running statistics.
         moments: first and second moment of the optimiser of each part; their memory never moves. Set by the owner.
+        velocity: `[P]`, velocity of the outer step with which groups fuse; part of a checkpoint. None without one.
         drawn: shard that the batch of this update was drawn from; None without groups or without replay.
         on_update: callback before an update reads the parameters; it may change them in place. None without groups.
         on_step: callback once the gradient is filled, before clipping; it may change it in place. Its arguments are
@@ -108,6 +109,7 @@ class FlatVector:
         self.buffers = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
         self.shared = tuple(one for one in shared if one is not None)
         self.moments: tuple[tuple[Tensor, Tensor], ...] = ()
+        self.velocity: NDArray[np.float32] | None = None
         self.drawn: Drawn | None = None
         self.on_update: Callable[[], None] | None = None
         self.on_step: Callable[[float, bool], bool] | None = None

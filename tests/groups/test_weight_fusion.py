@@ -111,6 +111,25 @@ def test_a_late_correction_does_not_keep_the_difference_alive(exact: bool, delay
     assert vector.parameters.abs().max() < 1e-3
 
 
+def test_an_outer_step_goes_on_with_its_velocity() -> None:
+    meetings, start = (Meeting(2), Meeting(2)), torch.zeros(SIZE)
+    snapshots = [torch.randn(2, SIZE, generator=torch.Generator().manual_seed(s)) for s in range(4)]
+    outer: dict[str, Any] = {"learning_rate": 0.7, "momentum": 0.9}
+
+    def rank(index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rounds, again = (Rounds(one.peers(index), ENCODINGS["float32"](SIZE)) for one in meetings)
+        fuser = AverageFuser(rounds, start, **outer)
+        for both in snapshots[:2]:
+            fuse(fuser, both[index])
+        resumed = AverageFuser(again, fuser.anchor, velocity=fuser.velocity.numpy(), **outer)
+        return tuple(
+            [fuse(one, both[index])[0].clone() for both in snapshots[2:]][-1] for one in (fuser, resumed)
+        )
+
+    for whole, resumed in on_ranks(2, rank):
+        assert torch.equal(whole, resumed)
+
+
 def test_the_outer_step_is_nesterovs() -> None:
     meeting, start = Meeting(2), torch.zeros(SIZE)
     snapshots = [torch.randn(2, SIZE, generator=torch.Generator().manual_seed(s)) for s in range(5)]

@@ -27,6 +27,7 @@ from asyncrl.cli.main import main
 from asyncrl.errors import EnvironmentRaised, GroupLost, StoppedWhileStarting
 from asyncrl.groups.launch import describe_failure, free_port
 from asyncrl.run.job import Job
+from asyncrl.storage.checkpoint import load as load_checkpoint
 from asyncrl.trainer.channel import Channel
 from asyncrl.trainer.ranks import SOCKET, Ranks
 
@@ -82,6 +83,12 @@ print(json.dumps([result.summary["fusions"], Checkpoints.paths, int(action), rat
 
 def weights_of(run: Path) -> Any:
     return asyncrl.load(run).weights
+
+
+def velocity_of(run: Path) -> Any:
+    """Velocity of the outer step of fusions, in the newest checkpoint."""
+    state, _ = load_checkpoint(run / "checkpoints" / "latest")
+    return state["run"]["learner"]["velocity"]
 
 
 def by_script(folder: Path, run: Path) -> None:
@@ -155,7 +162,7 @@ def test_two_groups_of_the_command_line_train_one_policy_and_go_on(
     """By the command in this process, which has imported torch already."""
     run = tmp_path / "run"
     line = [*TRAIN, "--groups", "2", "--fusion", "average", "--steps", "4000", "--run-dir", str(run)]
-    assert main(line) == 0
+    assert main([*line, "--fusion-momentum", "0.9", "--fusion-learning-rate", "0.7"]) == 0
     assert "stopped by    total_steps" in capsys.readouterr().out
     summary = json.loads((run / "summary.json").read_text())
     groups = summary["groups"]
@@ -165,7 +172,8 @@ def test_two_groups_of_the_command_line_train_one_policy_and_go_on(
     assert all(group["updates"] > 100 for group in groups) and groups[0]["policy_lag_mean"] > 0
     assert "total_steps = 4000" in (run / "config.toml").read_text()
     metrics = (run / "metrics.jsonl").read_text()
-    going_on = Trainer.resume(run, total_steps="+1000")
+    velocity = velocity_of(run)
+    going_on = Trainer.resume(run, total_steps="+1000", learning_rate=1e-12)
     told = f"{summary['env_steps']:,} steps, {summary['updates']:,} updates"
     assert going_on.resumed_from[0].endswith(told), "those of all groups"
     more = going_on.learn().summary
@@ -174,6 +182,10 @@ def test_two_groups_of_the_command_line_train_one_policy_and_go_on(
     assert summary["updates"] < more["updates"] and len(more["groups"]) == 2
     for before, after in zip(groups, more["groups"], strict=True):
         assert before["env_steps"] + 400 < after["env_steps"] < before["env_steps"] + 700
+    # Without learning, the velocity of the outer step only decays.
+    fusions = more["fusions"]["count"]
+    np.testing.assert_allclose(velocity_of(run), 0.9**fusions * velocity, atol=1e-6)
+    assert fusions < 50 and np.abs(velocity).max() > 1e-3
 
 
 def rank_process(rank: int) -> psutil.Process:
