@@ -14,9 +14,13 @@ IMPALA has, it learned far less in 100,000 steps (docs/results.md).
 Real-valued actions: rewards and observations are normalised, segments have 16 steps, a gradient step has 64, those of
 four streams, and the rate falls to 0 (`BOX`). They were chosen together, on one to three seeds of HalfCheetah, Hopper,
 Pendulum and FetchReachDense: segments of 5 or 8, a constant rate, a rate of 0.002 and raw observations learned less,
-and gradient steps of one stream lost FetchReachDense. It stays a fragile baseline: in Reacher the value function takes
-the first 250 gradient steps to come to its level, meanwhile the policy follows its errors into constant torques, and
-some runs do not come back (docs/results.md).
+and gradient steps of one stream lost FetchReachDense.
+
+Two options keep a run from ending worse than it began, as some of Reacher and FetchReachDense did (docs/results.md).
+The value function comes from 0 to its level in the first 250 gradient steps, and meanwhile the policy follows its
+errors into constant actions: so the value network has four passes of its own over every batch (`value_epochs`; more
+cost return in HalfCheetah). Beyond the bounds all actions are alike, so that a mean which got there would stay:
+`bounds_coef` leads it back.
 """
 
 from __future__ import annotations
@@ -26,25 +30,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
-from asyncrl.algorithms.impala import IMPALA
+from asyncrl.algorithms.impala import IMPALA, fuses_gradients
 from asyncrl.config import TrainerConfig
 from asyncrl.interfaces import BoxAction, EnvSpec
-from asyncrl.options import Coefficient, Count, Fraction
+from asyncrl.options import Coefficient, Count, Fraction, NotNegative
 
 DISCRETE: Mapping[str, Any] = {
+    "bounds_coef": 0.0,
     "ent_coef": 0.01,
     "gae_lambda": 1.0,
     "learning_rate_schedule": "constant",
     "normalize_rewards": False,
     "segment_length": 5,
+    "value_epochs": 0,
 }
 BOX: Mapping[str, Any] = {
+    "bounds_coef": 0.5,
     "ent_coef": 0.0,
     "gae_lambda": 0.95,
     "learning_rate_schedule": "linear",
     "normalize_observations": True,
     "normalize_rewards": True,
     "segment_length": 16,
+    "value_epochs": 4,
 }
 """Options for discrete and for real-valued actions that are chosen where they are none."""
 GRADIENT_STEPS, BOX_GRADIENT_STEPS = 20, 64
@@ -61,6 +69,10 @@ class A2C(IMPALA):
     discipline: Literal["relaxed", "lockstep", "synchronous"] = "synchronous"
 
     # What is none here `for_run` chooses; records of IMPALA refuse none.
+    bounds_coef: Coefficient | None = None  # type: ignore[assignment]
+    """Coefficient of the penalty for mean actions beyond the bounds, squared, in units of half the action range; none:
+    0.5 for real-valued actions."""
+
     ent_coef: Coefficient | None = None  # type: ignore[assignment]
     """Entropy coefficient of the loss; none: 0.01 for discrete actions, 0 for real-valued ones."""
 
@@ -83,6 +95,10 @@ class A2C(IMPALA):
     segment_length: Count | None = None  # type: ignore[assignment]
     """Steps of each environment in a segment; none: 5 (real-valued actions 16)."""
 
+    value_epochs: NotNegative | None = None  # type: ignore[assignment]
+    """Passes over a batch that train the value network alone, before the epochs; none: 4 for real-valued actions, 0 for
+    discrete ones, images, recurrent policies and fused gradients."""
+
     minibatches: Count | None = None
     """Minibatches per pass, each of whole streams; none: gradient steps of 20 steps (real-valued actions 64)."""
 
@@ -92,6 +108,8 @@ class A2C(IMPALA):
         chosen = dict(BOX if real else DISCRETE)
         if spec.observation_dtype == "uint8":
             chosen.pop("normalize_observations", None)
+        if self.recurrent != "none" or spec.observation_kind == "image" or fuses_gradients(config):
+            chosen["value_epochs"] = 0
         if config.total_steps is None or callable(self.learning_rate):
             chosen["learning_rate_schedule"] = "constant"
         left = {name: value for name, value in chosen.items() if getattr(self, name) is None}

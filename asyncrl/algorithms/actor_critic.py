@@ -16,12 +16,14 @@ from torch import Tensor
 
 from asyncrl.acting.stochastic import ActorLayout
 from asyncrl.algorithms.segment_networks import SegmentNetworks
-from asyncrl.interfaces import EnvSpec
+from asyncrl.interfaces import BoxAction, EnvSpec
 from asyncrl.networks.architecture import Architecture, Network
 from asyncrl.networks.distributions import categorical, categorical_log_prob, diagonal_gaussian
 from asyncrl.networks.graph import Kept
 
 _POLICY_HEAD_GAIN, _VALUE_HEAD_GAIN = 0.01, 1.0
+VALUE = 2
+"""Index of the value network among the parts of the vector."""
 
 
 class ActorCritic(SegmentNetworks):
@@ -55,6 +57,13 @@ class ActorCritic(SegmentNetworks):
         policy_flat, self.log_std, value_flat = self.parameters.split(self._sizes)
         self._policy, self._value = policy.on(policy_flat), value.on(value_flat)
         self.vector = self._make_vector([*self._policy.buffers(), *self._value.buffers()])
+        self._bounds: tuple[Tensor, Tensor, Tensor] | None = None
+        if config.bounds_coef and isinstance(spec.action, BoxAction) and not layout.squashed:
+            low, high = (
+                torch.tensor(ends, device=self.device) for ends in (spec.action.low, spec.action.high)
+            )
+            half = (high - low) / 2
+            self._bounds = low, high, torch.where(half > 0, 2 * config.bounds_coef / half.square(), 0.0)
 
     def _architectures(
         self, layout: ActorLayout, value_hidden: tuple[int, ...] | None, seed: int
@@ -94,6 +103,23 @@ class ActorCritic(SegmentNetworks):
         if self.layout.gaussian:
             return diagonal_gaussian(out, action, log_std)[0]
         return categorical_log_prob(out, action, self.layout.choices)
+
+    def add_bounds_gradient(self, gradient: Tensor, mean: Tensor, weight: Tensor) -> None:
+        """Add to `gradient` that of the penalty for mean actions beyond the bounds, whose gradient is else 0.
+
+            c_b sum over rows of w |(mu - clip(mu, low, high)) / half|^2        half = (high - low) / 2
+
+        Actions are clipped, so beyond the bounds all returns are alike, and a mean that got there would stay. A box
+        without a finite range in some direction has no penalty in it.
+
+        Args:
+            gradient: of the loss at `mean`, `[B, d]`, changed in place.
+            mean: mu `[B, d]`, the policy's outputs.
+            weight: w `[B]`.
+        """
+        if self._bounds is not None:
+            low, high, factor = self._bounds
+            gradient.add_((mean - mean.clamp(low, high)) * factor * weight[:, None])
 
     def critic_weights(self) -> Tensor:
         """Weights of the value network, a copy `[1, P]` on the host, in the order of `OnPolicy.critic_layout`."""
@@ -160,6 +186,10 @@ class ActorCriticPass:
     def backward(self, grad_out: Tensor, grad_value: Tensor, grad_log_std: Tensor) -> None:
         """Fill the whole gradient, given the loss's gradient at the outputs of the last `forward`."""
         self._policy.backward(grad_out)
-        self._value.backward(self._column(grad_value))
+        self.backward_value(grad_value)
         if self._log_std_gradient is not None and grad_log_std.numel():
             self._log_std_gradient.copy_(grad_log_std)
+
+    def backward_value(self, grad_value: Tensor) -> None:
+        """Fill the value network's part of the gradient alone."""
+        self._value.backward(self._column(grad_value))

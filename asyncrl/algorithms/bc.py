@@ -94,7 +94,7 @@ class BC(Offline):
             hidden=self.hidden_sizes,
             action=spec.action,
             activation="relu",
-            normalized=self.normalize_observations,
+            normalized=bool(self.normalize_observations),
             network=self.network_for(spec),
         )
 

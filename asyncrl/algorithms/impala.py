@@ -15,11 +15,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 
 from asyncrl.algorithms.on_policy import ActorCriticLoss, OnPolicy
+from asyncrl.config import TrainerConfig
+from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import UNTRAINED, EnvSpec
 from asyncrl.options import Count, Fraction, NotNegative, Positive
 from asyncrl.protocols import SegmentUpdater
@@ -66,6 +68,11 @@ def impala_loss(
     return ActorCriticLoss(loss, policy_loss, value_loss, entropy)
 
 
+def fuses_gradients(config: TrainerConfig) -> bool:
+    """Whether the learners of several groups make the same gradient steps."""
+    return config.fusion == "gradients" and config.groups > 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class IMPALA(OnPolicy):
     """Hyper-parameters of IMPALA.
@@ -101,6 +108,9 @@ class IMPALA(OnPolicy):
     normalize_advantages: bool = False
     """Standardise the advantages of a gradient step to mean 0 and standard deviation 1."""
 
+    value_epochs: NotNegative = 0
+    """Passes over a batch that train the value network alone (of a shared trunk its head), before the epochs."""
+
     past_segments: NotNegative = 0
     """Capacity of the replay of past segments; `past_per_batch` of them are mixed into a batch."""
 
@@ -126,6 +136,11 @@ class IMPALA(OnPolicy):
             raise ValueError(f"past_newest must be None without past_segments, got {self.past_newest}")
 
     @property
+    def value_passes(self) -> int:
+        """See `SegmentLearning`."""
+        return self.value_epochs or 0
+
+    @property
     def kept_segments(self) -> tuple[int, int, float | None]:
         """`past_segments`, `past_per_batch` and `past_newest`."""
         return self.past_segments, self.past_per_batch, self.past_newest
@@ -134,6 +149,20 @@ class IMPALA(OnPolicy):
     def row_correction(self) -> Literal["none", "power", "exponential"]:
         """Staleness correction that the learner applies as a factor on a row."""
         return self.staleness_correction
+
+    def for_run(self, config: TrainerConfig, spec: EnvSpec) -> Self:
+        """See `SegmentLearning.for_run`. Raises `ConfigurationError` (ASYNC017): `value_epochs` with fused gradients.
+
+        Groups that fuse gradients make the same steps of batches of different lengths, so one of them may be in a pass
+        for the value network while another one is in a pass for both.
+        """
+        if self.value_epochs and fuses_gradients(config):
+            raise ConfigurationError(
+                "value_epochs must be 0 where groups fuse gradients",
+                facts={"value_epochs": self.value_epochs, "groups": config.groups},
+                fix="set fusion to average or async, or value_epochs to 0",
+            )
+        return super().for_run(config, spec)
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> SegmentUpdater:
         """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""

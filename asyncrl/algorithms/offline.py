@@ -6,13 +6,15 @@ only. A step of such a run is an update.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from asyncrl.acting.schedules import Rate, value_at
 from asyncrl.algorithms.action_spaces import check_action_space
 from asyncrl.algorithms.hyperparameters import Hyperparameters
+from asyncrl.config import TrainerConfig
 from asyncrl.interfaces import EnvSpec, FieldSpec
 from asyncrl.options import Count, Positive, Widths
 from asyncrl.protocols import UpdateLoopName
@@ -42,8 +44,9 @@ class Offline(Hyperparameters):
     hidden_sizes: Widths = (256, 256)
     """Widths of the hidden layers."""
 
-    normalize_observations: bool = False
-    """Normalise observations by mean and standard deviation of the dataset, and clip them to +-10."""
+    normalize_observations: bool | None = None
+    """Normalise observations by mean and standard deviation of the dataset, and clip them to +-10; none: where they are
+    bytes from 0 to 255 that are no image or grid."""
 
     adam_eps: Positive = 1e-8
     """Epsilon of Adam."""
@@ -56,6 +59,12 @@ class Offline(Hyperparameters):
 
     cuda_graph: bool | None = None
     """On a GPU, run an update as one CUDA graph, which saves kernel launches; none: unless `network` is given."""
+
+    def for_run(self, config: TrainerConfig, spec: EnvSpec) -> Self:
+        """This record with `normalize_observations` chosen where it is left to the run: as inputs bytes saturate."""
+        if self.normalize_observations is not None:
+            return self
+        return dataclasses.replace(self, normalize_observations=spec.observation_kind == "bytes")
 
     def check(self, spec: EnvSpec) -> None:
         """Refuse spaces that the algorithm does not support. Raises `SpacesDoNotFit` (ASYNC005)."""

@@ -57,6 +57,9 @@ class OnPolicy(SegmentLearning):
     vf_coef: Coefficient = 0.5
     """Coefficient of the value loss, the mean squared error."""
 
+    bounds_coef: Coefficient = 0.0
+    """Coefficient of the penalty for mean actions beyond the bounds, squared, in units of half the action range."""
+
     value_hidden_sizes: Widths | None = None
     """Widths of the value network's hidden layers; none takes the policy's."""
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import asyncrl.algorithms.returns  # noqa: F401  (compiles or loads its kernel before a run)
-from asyncrl.algorithms.actor_critic import ActorCritic
+from asyncrl.algorithms.actor_critic import VALUE, ActorCritic
 from asyncrl.algorithms.normalization import RewardScale
 from asyncrl.algorithms.rollout import Part, PolicyRollout, RecurrentRollout, Rollout, RowBatch
 from asyncrl.algorithms.segment_learning import SegmentLearning
@@ -108,7 +108,8 @@ class OnPolicyUpdate(Stateful):
             rollout.reward[:] = self._rewards.scaled(rollout.reward)
         rollout.progress, self._learning_rate = progress, config.learning_rate_at(progress)
         self._iterations += 1
-        self._epoch, self._last_epoch, self._reusable = 0, config.epochs, config.reuse_epochs
+        self._epoch, self._last_epoch = 0, config.value_passes + config.epochs
+        self._reusable = config.reuse_epochs
         config.prepare(rollout)
         self._begin_pass(rollout)
 
@@ -145,13 +146,16 @@ class OnPolicyUpdate(Stateful):
         else:
             batch.forward(rollout, part, rows)
             gradients = self.config.gradients(rollout, batch)
-            if gradients is not None:
+            moved = VALUE if self._epoch < self.config.value_passes else None
+            if moved is not None:
+                batch.backward_value(gradients)
+            elif gradients is not None:
                 batch.backward(gradients)
             if self.vector.begin_step(part.samples, gradients is None):
                 self._epoch, self._reusable = self._last_epoch, 0
             else:
                 self.nets.set_learning_rate(self._learning_rate)
-                self.nets.apply()
+                self.nets.apply(moved)
                 self._move_on(part.samples, rollout)
         if self._epoch < self._last_epoch:
             return True

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.acting.network import OBSERVATION_CLIP
-from asyncrl.algorithms.actor_critic import ActorCritic, NetworksPass
+from asyncrl.algorithms.actor_critic import ActorCritic, ActorCriticPass, NetworksPass
 from asyncrl.algorithms.on_policy_kernel import LossKernel, Outputs
 from asyncrl.algorithms.returns import standardised
 from asyncrl.algorithms.segment_networks import SegmentNetworks
@@ -26,6 +26,8 @@ from asyncrl.interfaces import RESET, UNTRAINED, Segment
 from asyncrl.networks.distributions import log_tanh_slope
 from asyncrl.networks.recurrent import cut_pieces
 
+WEIGHT = 5
+"""Index of a row's weight among the columns of a `Minibatch`."""
 CHUNK = 2048
 """Maximum rows of one evaluation pass."""
 
@@ -340,6 +342,10 @@ class RowBatch:
         """Fill the networks' gradient from the gradients of the loss at the outputs."""
         raise NotImplementedError
 
+    def backward_value(self, gradients: Any) -> None:
+        """Fill the value network's part of the gradient, the other parts perhaps; where `value_passes` is above 0."""
+        raise NotImplementedError
+
     def mean(self, values: Tensor) -> Tensor:
         """Mean of `values` `[R]` over the trained rows, a scalar; 0 if there are none."""
         return values[self.part.trained].sum() / max(self.part.samples, 1)
@@ -388,8 +394,16 @@ class Minibatch(RowBatch):
         return self._nets.log_prob(self.out, self.action, self.log_std)
 
     def backward(self, gradients: Outputs) -> None:
-        """Fill the networks' gradient from the gradients of the loss at `outputs`."""
+        """Fill the networks' gradient from the gradients of the loss at `outputs`, the penalty of bounds included."""
+        self._nets.add_bounds_gradient(gradients[0], self.out, self.columns[WEIGHT])
         self._pass.backward(*gradients)
+
+    def backward_value(self, gradients: Outputs) -> None:
+        """Fill the value network's part of the gradient; that of a shared trunk is filled as well."""
+        if isinstance(self._pass, ActorCriticPass):
+            self._pass.backward_value(gradients[1])
+        else:
+            self._pass.backward(*gradients)
 
 
 def fill_inputs(x: Tensor, rows: Tensor, byte_factor: float) -> None:

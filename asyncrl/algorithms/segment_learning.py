@@ -116,9 +116,14 @@ class SegmentLearning(Hyperparameters):
         return "none"
 
     @property
+    def value_passes(self) -> int:
+        """Passes over a batch that train the value network alone, before the epochs."""
+        return 0
+
+    @property
     def samples_per_insert(self) -> float | None:
-        """Number of times that a new step is trained on: once per epoch."""
-        return float(self.epochs)
+        """Number of times that a new step is trained on: once per pass."""
+        return float(self.value_passes + self.epochs)
 
     def learning_rate_at(self, progress: float) -> float:
         """Learning rate of an iteration that begins at this fraction of the run's steps."""

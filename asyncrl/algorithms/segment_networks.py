@@ -62,8 +62,14 @@ class SegmentNetworks(Stateful):
         self.parameters = torch.cat([*parts]).to(self.device)
         self.gradient = torch.zeros_like(self.parameters)
         self._sizes = [part.numel() for part in parts]
-        eps, norm = config.adam_eps, config.max_grad_norm
-        self._optimizer = FlatAdam(self.parameters, self.gradient, eps=eps, max_grad_norm=norm)
+        sizes = self._sizes if config.value_passes else None
+        self._optimizer = FlatAdam(
+            self.parameters,
+            self.gradient,
+            eps=config.adam_eps,
+            max_grad_norm=config.max_grad_norm,
+            sizes=sizes,
+        )
         self._acting_count = layout.statistics_start
         self._to_host = HostCopy(self.parameters[: self._acting_count])
         self._seen, self._noted = PublishedMoments(layout), RunningMoments(layout.inputs)
@@ -106,9 +112,9 @@ class SegmentNetworks(Stateful):
         """Set the learning rate of the next `apply`."""
         self._optimizer.set_learning_rate(learning_rate)
 
-    def apply(self) -> None:
-        """Make one step of Adam with the clipped gradient of `backward`."""
-        self._optimizer.step(self._optimizer.learning_rate)
+    def apply(self, part: int | None = None) -> None:
+        """Make one step of Adam with the clipped gradient of `backward`; with `part` of this one of `parts` alone."""
+        self._optimizer.step(self._optimizer.learning_rate, part)
 
     def normalized(self, obs: NDArray[Any], out: NDArray[Any]) -> None:
         """Write observations as network inputs: normalised float32, or bytes scaled unless they are kept.

@@ -49,7 +49,7 @@ class TD3BC(OfflineActorCritic):
 
     name: ClassVar[str] = "td3bc"
 
-    normalize_observations: bool = True
+    normalize_observations: bool | None = True
 
     alpha: Positive = 2.5
     """Weight of the value in the actor's loss, relative to the error to the dataset's actions."""

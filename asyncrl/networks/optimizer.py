@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,7 @@ class FlatAdam:
         eps: term added to the denominator.
         max_grad_norm: maximum gradient norm; None disables clipping.
         beta1: decay rate of the first moment.
+        sizes: sizes of consecutive parts of the vector, with which `step` can move one part alone; None: one part.
 
     Attributes:
         learning_rate: learning rate of the last step, 0 before it.
@@ -36,36 +39,40 @@ class FlatAdam:
         eps: float = 1e-8,
         max_grad_norm: float | None = None,
         beta1: float = 0.9,
+        sizes: Sequence[int] | None = None,
     ) -> None:
         self.learning_rate = 0.0
         self._stepped = False
         self._gradient = gradient
         self._eps, self._beta1, self._limited = eps, beta1, max_grad_norm is not None
         self._exp_avg, self._exp_avg_sq = torch.zeros_like(parameters), torch.zeros_like(parameters)
-        self._step = torch.zeros((), device=parameters.device)
-        self._lists: tuple[list[Tensor], ...] = (
-            [parameters],
-            [gradient],
-            [self._exp_avg],
-            [self._exp_avg_sq],
-            [],
-            [self._step],
-        )
+        self._step = torch.zeros(() if sizes is None else len(sizes), device=parameters.device)
+        vectors = (parameters, gradient, self._exp_avg, self._exp_avg_sq)
+        split = [[vector] if sizes is None else [*vector.split(sizes)] for vector in vectors]
+        steps = [self._step] if sizes is None else [*self._step.unbind()]
+        self._whole: tuple[list[Tensor], ...] = (*split, [], steps)
+        self._parts: list[tuple[list[Tensor], ...]] = [
+            ([w], [g], [m], [v], [], [n]) for w, g, m, v, n in zip(*split, steps, strict=True)
+        ]
+        self._gradients = split[1]
         self._rate, self._norm = (torch.zeros((), device=parameters.device) for _ in range(2))
         self._one = torch.ones((), device=parameters.device)
         self._inverse_max_norm = self._one / (max_grad_norm or 1.0)
 
-    def step(self, learning_rate: float) -> None:
-        """Make one step with the current gradient."""
+    def step(self, learning_rate: float, part: int | None = None) -> None:
+        """Make one step with the current gradient; with `part` the others, with their moments, stay as they are."""
         self.set_learning_rate(learning_rate)
+        lists, gradient, count = self._whole, self._gradient, self._step
+        if part is not None:
+            lists, gradient, count = self._parts[part], self._gradients[part], self._step[part]
         scale = None
         if self._limited:
-            torch.linalg.vector_norm(self._gradient, out=self._norm)
+            torch.linalg.vector_norm(gradient, out=self._norm)
             scale = torch.maximum(self._norm * self._inverse_max_norm, self._one)
         self._stepped = True
-        self._step.add_(self._one)
+        count.add_(self._one)
         torch._fused_adam_(
-            *self._lists,
+            *lists,
             lr=self._rate,
             beta1=self._beta1,
             beta2=BETA2,

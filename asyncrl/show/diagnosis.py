@@ -104,6 +104,13 @@ def _unlearned(e: Evidence) -> bool:
     return _enough(e) and above(e.lost, 0.3) and not _never_rose(e)
 
 
+def _certain(e: Evidence) -> bool:
+    """Whether the entropy of a policy over choices has gone; that of a density may be negative, and says less."""
+    if e.entropy is None or e.first_entropy is None or e.entropy < 0:
+        return False
+    return e.first_entropy > 0.05 and e.entropy < 0.05 * e.first_entropy
+
+
 def _long_without_success(e: Evidence) -> bool:
     """Whether the return has not risen in so many steps that another algorithm is a better try than another option."""
     return _never_rose(e) and e.steps >= LEARNED_WITHIN[e.on_policy]
@@ -168,11 +175,7 @@ RULES = (
     ),
     Rule(
         "entropy gone",
-        lambda e: (
-            above(e.first_entropy, 0.05)
-            and below(e.entropy, 0.05 * (e.first_entropy or 1.0))
-            and _never_rose(e)
-        ),
+        lambda e: _certain(e) and _never_rose(e),
         "The policy stopped exploring before it had learned.",
         "ent_coef",
         "0.01 or more, it is {options[ent_coef]}",

@@ -34,6 +34,14 @@ def module_of(named: dict[str, Tensor]) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
+def flat_gradient(net: nn.Sequential) -> Tensor:
+    """Gradient of a module's parameters in the order of the flat vector."""
+    layers = [m for m in net if isinstance(m, nn.Linear)]
+    weights = [m.weight.grad.t() for m in layers[:-1]] + [layers[-1].weight.grad]  # type: ignore[union-attr]
+    both = zip(weights, (m.bias.grad for m in layers), strict=True)
+    return torch.cat([part.reshape(-1) for pair in both for part in pair])  # type: ignore[union-attr]
+
+
 def slow_gradient(core: Any, segments: list[Segment], targets_of: Any) -> Tensor:
     """Gradient of the whole loss by autograd through modules, flat in the order of the core's parameters.
 
@@ -78,14 +86,47 @@ def slow_gradient(core: Any, segments: list[Segment], targets_of: Any) -> Tensor
         loss = loss + (weight * (each - config.ent_coef * entropy)).sum() / count
     loss.backward()
 
-    def flat(net: nn.Sequential) -> list[Tensor]:
-        layers = [m for m in net if isinstance(m, nn.Linear)]
-        weights = [m.weight.grad.t() for m in layers[:-1]] + [layers[-1].weight.grad]  # type: ignore[union-attr]
-        both = zip(weights, (m.bias.grad for m in layers), strict=True)
-        return [part.reshape(-1) for pair in both for part in pair]  # type: ignore[union-attr]
-
     std_part = [log_std.grad] if log_std.grad is not None else [torch.zeros_like(log_std)]
-    return torch.cat([*flat(policy), *std_part, *flat(value_net)])  # type: ignore[list-item]
+    return torch.cat([flat_gradient(policy), *std_part, flat_gradient(value_net)])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("name", ["ppo", "impala", "a2c"])
+def test_mean_actions_beyond_the_bounds_are_penalised(name: str) -> None:
+    """The gradient differs by that of the mean of c |(mu - clip(mu)) / half|^2 by autograd."""
+    spec = EnvSpec("box", (5,), "float32", BoxAction((-1.0, -3.0), (1.0, 1.0), (2,)))
+    low, high, half = torch.tensor([-1.0, -3.0]), torch.tensor([1.0, 1.0]), torch.tensor([1.0, 2.0])
+    options: dict[str, Any] = {"epochs": 1, "max_grad_norm": None, "normalize_observations": False}
+    options |= {"minibatch_size": 10_000} if name == "ppo" else {"minibatches": 1}
+    gradients = []
+    for coefficient in (0.0, 0.7):
+        algorithm = segment_rig.record(name, "box", squashed=False, bounds_coef=coefficient, **options)
+        core = algorithm.make_updater(spec, "cpu", 0)
+        state = core.nets.state_dict()
+        state["policy"]["2.bias"] = torch.tensor([1.002, -0.5])  # of the last layer
+        core.nets.load_state_dict(state)
+        policy = module_of(core.nets.state_dict()["policy"])
+        segments = batch_of(algorithm, spec, core)
+        core.begin(segments, 0.0)
+        core.step()
+        gradients.append(core.nets.gradient[: sum(p.numel() for p in policy.parameters())].clone())
+    trained = [torch.from_numpy(s.obs[(s.flags & RESET) == 0]) for s in segments]
+    mean = policy(torch.cat(trained))
+    beyond = (mean - mean.clamp(low, high)) / half
+    assert 0.2 < float((beyond[:, 0] != 0).float().mean()) < 0.8 and not beyond[:, 1].any()
+    (0.7 * beyond.square().sum(dim=1).mean()).backward()
+    torch.testing.assert_close(gradients[1] - gradients[0], flat_gradient(policy), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "squashed"), [("wide", False), ("box", True), ("discrete", False)])
+def test_actions_that_are_not_clipped_have_no_penalty(kind: str, squashed: bool) -> None:
+    weights = []
+    for coefficient in (0.0, 10.0):
+        algorithm = record("impala", kind, squashed=squashed, bounds_coef=coefficient, learning_rate=0.5)
+        core = algorithm.make_updater(SPECS[kind], "cpu", 0)
+        for seed in range(3):
+            iterate(core, batch_of(algorithm, SPECS[kind], core, seed))
+        weights.append(weights_of(core))
+    assert np.array_equal(*weights)
 
 
 def stale_batch(algorithm: Any, spec: EnvSpec, core: Any) -> list[Segment]:
@@ -168,6 +209,38 @@ def test_targets_are_made_anew_for_every_gradient_step() -> None:
         assert (weights_of(core) == weights_of(cores[0])).all() and core.samples == cores[0].samples
 
 
+@pytest.mark.parametrize("kind", ["discrete", "box"])
+def test_a_value_epoch_moves_the_value_network_alone(kind: str) -> None:
+    """Against Adam of torch with one state for each network."""
+    algorithm = record(
+        "a2c", kind, value_epochs=2, ent_coef=0.01, gae_lambda=1.0, learning_rate=2e-2, max_grad_norm=None
+    )
+    core = algorithm.make_updater(SPECS[kind], "cpu", 0)
+    segments = batch_of(algorithm, SPECS[kind], core)
+    start = core.nets.layout.statistics_start
+    twins = [part.clone() for part in (core.nets.parameters[:start], core.nets.parameters[start:])]
+    adams = [torch.optim.Adam([twin], lr=2e-2, eps=algorithm.adam_eps) for twin in twins]
+    core.begin(segments, 0.0)
+    for values_only in (True, True, False):
+        found = slow_gradient(core, segments, lambda _, *rest: gae(*rest, 0.99, 1.0)[::-1])
+        twins[0].grad, twins[1].grad = found[:start], found[start:]
+        for adam in adams[values_only:]:
+            adam.step()
+        assert core.step() == values_only
+        torch.testing.assert_close(core.nets.parameters, torch.cat(twins), rtol=1e-4, atol=2e-5)
+    assert algorithm.samples_per_insert == 3.0 and core.samples == 3 * sum(s.steps for s in segments)
+
+
+def test_a_value_epoch_of_a_shared_trunk_moves_its_value_head_alone() -> None:
+    algorithm = record("impala", value_epochs=1, recurrent="gru", recurrent_size=8)
+    core = algorithm.make_updater(SPECS["discrete"], "cpu", 0)
+    before, start = core.nets.parameters.clone(), core.nets.layout.statistics_start
+    core.begin(batch_of(algorithm, SPECS["discrete"], core), 0.0)
+    assert core.step() and torch.equal(core.nets.parameters[:start], before[:start])
+    assert (core.nets.parameters[start:] != before[start:]).all() and before[start:].numel() == 9
+    assert not core.step() and (core.nets.parameters[:start] != before[:start]).any()
+
+
 @pytest.mark.parametrize(("minibatches", "steps"), [(1, 1), (4, 4), (100, 6)])
 def test_a_pass_uses_every_stream_once(minibatches: int, steps: int) -> None:
     algorithm = record("impala", minibatches=minibatches)
@@ -178,8 +251,9 @@ def test_a_pass_uses_every_stream_once(minibatches: int, steps: int) -> None:
     assert np.isfinite([*core.metrics().values()]).all()
 
 
-def test_minibatches_go_on_where_they_stopped() -> None:
-    algorithm, spec = record("impala", "wide", minibatches=3, epochs=2), SPECS["wide"]
+@pytest.mark.parametrize("passes", [{"epochs": 2}, {"value_epochs": 1}, {"value_epochs": 2}])
+def test_minibatches_go_on_where_they_stopped(passes: dict[str, int]) -> None:
+    algorithm, spec = record("impala", "wide", minibatches=3, **passes), SPECS["wide"]
     core, other = (algorithm.make_updater(spec, "cpu", seed) for seed in (0, 9))
     iterate(core, batch_of(algorithm, spec, core, 1))
     core.begin(batch_of(algorithm, spec, core, 2), 0.0)
@@ -272,6 +346,7 @@ def test_observations_behind_a_segment_are_seen() -> None:
         ),
         ({"rho_bar": 0.0}, "rho_bar must be greater than 0"),
         ({"gae_lambda": 1.5}, "gae_lambda must be from 0 to 1"),
+        ({"value_epochs": -1}, "value_epochs must be at least 0"),
         ({"minibatches": 0}, "minibatches must be at least 1"),
         ({"hidden_sizes": ()}, "hidden_sizes must name"),
         ({"initial_log_std": float("inf")}, "initial_log_std must be finite"),
@@ -296,6 +371,7 @@ def test_a2c_has_all_options_of_impala_with_other_defaults() -> None:
     assert [*ours] == [*theirs]
     others = {name for name in ours if ours[name] != theirs[name]}
     left = {"ent_coef", "gae_lambda", "learning_rate_schedule", "segment_length", "minibatches"}
+    left |= {"bounds_coef", "value_epochs"}
     normalised = {"normalize_observations", "normalize_rewards"}
     assert others == {"correction", "discipline"} | left | normalised
     assert A2C.preset("unknown", gamma=0.5) == A2C(gamma=0.5) and A2C.preset_options("unknown") == {}

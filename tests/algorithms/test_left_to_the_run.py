@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl import A2C, DQN, IMPALA, MAPPO, PPO, PQN, R2D2, Trainer, TrainerConfig
+from asyncrl import A2C, BC, DQN, IMPALA, IQL, MAPPO, PPO, PQN, R2D2, Trainer, TrainerConfig
+from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
 
 SPEC = EnvSpec("discrete", (4,), "float32", DiscreteAction(2))
@@ -61,8 +62,8 @@ def test_a_gradient_step_of_a2c_has_20_steps_or_more_and_64_with_real_valued_act
 def test_options_of_a2c_follow_from_the_kind_of_actions() -> None:
     config = TrainerConfig(env="any", algo="a2c", total_steps=1000)
     for spec, wanted in (
-        (SPEC, (0.01, 1.0, "constant", False, False, 5)),
-        (BOX, (0.0, 0.95, "linear", True, True, 16)),
+        (SPEC, (0.01, 1.0, "constant", False, False, 5, 0)),
+        (BOX, (0.0, 0.95, "linear", True, True, 16, 4)),
     ):
         assert chosen(A2C().for_run(config, spec)) == wanted
     given = A2C(
@@ -72,8 +73,9 @@ def test_options_of_a2c_follow_from_the_kind_of_actions() -> None:
         normalize_observations=False,
         normalize_rewards=False,
         segment_length=7,
+        value_epochs=2,
     )
-    assert chosen(given.for_run(config, BOX)) == (0.3, 0.5, "constant", False, False, 7)
+    assert chosen(given.for_run(config, BOX)) == (0.3, 0.5, "constant", False, False, 7, 2)
 
 
 def chosen(record: A2C) -> tuple[Any, ...]:
@@ -84,7 +86,23 @@ def chosen(record: A2C) -> tuple[Any, ...]:
         record.normalize_observations,
         record.normalize_rewards,
         record.segment_length,
+        record.value_epochs,
     )
+
+
+def test_the_value_network_has_no_passes_of_its_own_where_it_shares_layers_or_steps() -> None:
+    config = TrainerConfig(env="any", algo="a2c", total_steps=1000)
+    image = EnvSpec("image", (3, 32, 32), "uint8", BOX.action, observation_kind="image")
+    assert A2C().for_run(config, image).value_epochs == 0
+    assert A2C(recurrent="gru").for_run(config, BOX).value_epochs == 0
+    fused = replace(config, groups=2, fusion="gradients")
+    assert A2C().for_run(fused, BOX).value_epochs == 0
+    assert A2C().for_run(replace(fused, fusion="average"), BOX).value_epochs == 4
+    with pytest.raises(
+        ConfigurationError, match="value_epochs must be 0 where groups fuse gradients"
+    ) as raised:
+        IMPALA(value_epochs=1).for_run(fused, BOX)
+    assert raised.value.facts["value_epochs"] == 1
 
 
 def test_the_rate_of_a2c_stays_without_an_end_and_where_it_is_a_function() -> None:
@@ -102,7 +120,7 @@ def test_a2c_does_not_normalise_images() -> None:
     assert record.normalize_observations is False and record.normalize_rewards
 
 
-@pytest.mark.parametrize("kind", [PPO, A2C, IMPALA, PQN, MAPPO, DQN, R2D2])
+@pytest.mark.parametrize("kind", [PPO, A2C, IMPALA, PQN, MAPPO, DQN, R2D2, BC, IQL])
 def test_bytes_that_are_no_image_are_normalised(kind: Any) -> None:
     config = TrainerConfig(env="any", algo=kind.name, total_steps=1000)
     octets = EnvSpec("octets", (4,), "uint8", SPEC.action, observation_kind="bytes")

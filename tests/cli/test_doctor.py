@@ -165,6 +165,13 @@ def test_a_value_function_explains_no_variance_of_equal_returns(tmp_path: Path) 
     assert "value function explains nothing" in [finding.name for finding in found]
 
 
+def test_an_entropy_below_zero_is_that_of_a_density_and_no_finding(tmp_path: Path) -> None:
+    for entropy, gone in ((0.3, True), (-2.0, False)):
+        different = {**RUNS["entropy gone"][1], "metrics": {"train/entropy": entropy}}
+        run = make(tmp_path / str(entropy), "ppo", {**different, "first": {"train/entropy": 8.5}})
+        assert ("entropy gone" in [finding.name for finding in diagnose(collect(run))]) == gone
+
+
 def test_a_figure_that_is_missing_is_a_question_mark() -> None:
     (finding,) = (f for f in diagnose(Evidence(discarded=0.3, updates=1, actors=2)))
     assert finding.evidence == "30% of the steps discarded, staleness ? updates"
