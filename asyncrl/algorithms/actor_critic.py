@@ -38,6 +38,8 @@ class ActorCritic(SegmentNetworks):
     Attributes:
         layout: network of the policy, and order of the published values.
         parameters, gradient: flat `[P]`, policy, log standard deviations, value.
+        bounds: `[3, d]`, lower and upper bounds of mean actions and factors of the gradient beyond them; None without a
+            penalty.
         log_std: view `[d]` into `parameters`; d is 0 if the policy is not Gaussian.
     """
 
@@ -57,13 +59,12 @@ class ActorCritic(SegmentNetworks):
         policy_flat, self.log_std, value_flat = self.parameters.split(self._sizes)
         self._policy, self._value = policy.on(policy_flat), value.on(value_flat)
         self.vector = self._make_vector([*self._policy.buffers(), *self._value.buffers()])
-        self._bounds: tuple[Tensor, Tensor, Tensor] | None = None
+        self.bounds: Tensor | None = None
         if config.bounds_coef and isinstance(spec.action, BoxAction) and not layout.squashed:
-            low, high = (
-                torch.tensor(ends, device=self.device) for ends in (spec.action.low, spec.action.high)
-            )
+            low, high = torch.tensor((spec.action.low, spec.action.high))
             half = (high - low) / 2
-            self._bounds = low, high, torch.where(half > 0, 2 * config.bounds_coef / half.square(), 0.0)
+            factor = torch.where(half > 0, 2 * config.bounds_coef / half.square(), 0.0)
+            self.bounds = torch.stack((low, high, factor)).to(self.device)
 
     def _architectures(
         self, layout: ActorLayout, value_hidden: tuple[int, ...] | None, seed: int
@@ -117,8 +118,8 @@ class ActorCritic(SegmentNetworks):
             mean: mu `[B, d]`, the policy's outputs.
             weight: w `[B]`.
         """
-        if self._bounds is not None:
-            low, high, factor = self._bounds
+        if self.bounds is not None:
+            low, high, factor = self.bounds
             gradient.add_((mean - mean.clamp(low, high)) * factor * weight[:, None])
 
     def critic_weights(self) -> Tensor:

@@ -99,16 +99,17 @@ def categorical_kernel(  # type: ignore[no-untyped-def]
 
 
 @kernel(
-    "float64(float32[:, ::1], float32[:, ::1], float32[::1], float32[::1], float32[:, ::1], int64,"
+    "float64(float32[:, ::1], float32[:, ::1], float32[::1], float32[:, ::1], float32[::1], float32[:, ::1], int64,"
     "UniTuple(float64, 4), float32[:, ::1], float32[::1], float32[::1], float64[:, ::1])",
     cold=True,
 )
 def gaussian_kernel(  # type: ignore[no-untyped-def]
-    out, action, log_std, value, columns, count, loss, grad_out, grad_value, grad_log_std, work
+    out, action, log_std, bounds, value, columns, count, loss, grad_out, grad_value, grad_log_std, work
 ):
     """Fill the gradients at means `[B, d]`, values `[B]` and log standard deviations `[d]`; see `categorical_kernel`.
 
-    `action` is `[B, d]`; `work` `[2, d]` holds the inverse standard deviations and the sums for `grad_log_std`.
+    `action` is `[B, d]`; `bounds` are those of `LossKernel`; `work` `[2, d]` holds the inverse standard deviations and
+    the sums for `grad_log_std`.
     """
     size = out.shape[1]
     volume = size * _HALF_LOG_TWO_PI
@@ -129,7 +130,12 @@ def gaussian_kernel(  # type: ignore[no-untyped-def]
         by_entropy = -loss[3] * columns[_WEIGHT, b]
         for j in range(size):
             z = (action[b, j] - out[b, j]) * work[0, j]
-            grad_out[b, j] = by_log_prob * z * work[0, j]
+            by_mean = by_log_prob * z * work[0, j]
+            if bounds[2, j] > 0.0:
+                mean = out[b, j]
+                beyond = mean - min(max(mean, bounds[0, j]), bounds[1, j])
+                by_mean += bounds[2, j] * columns[_WEIGHT, b] * beyond
+            grad_out[b, j] = by_mean
             work[1, j] += by_log_prob * (z * z - 1.0) + by_entropy
         grad_value[b] = _by_value(value[b], columns, b, loss)
     for j in range(size):
@@ -144,11 +150,16 @@ class LossKernel:
         action: `[B, ...]`, int64 choices or float32; this buffer is read at every call.
         choices: number of logits of each choice; empty for a Gaussian.
         outputs: number of logits, or d for a Gaussian.
+        bounds: `[3, d]` float32, lower and upper bounds of the means and factors of the gradient beyond them; None for
+            no penalty.
     """
 
-    def __init__(self, action: Tensor, choices: tuple[int, ...], outputs: int) -> None:
+    def __init__(
+        self, action: Tensor, choices: tuple[int, ...], outputs: int, bounds: Tensor | None = None
+    ) -> None:
         size, d = action.shape[0], 0 if choices else outputs
         self._action, self._choices = action.view(size, -1).numpy(), np.array(choices, np.int64)
+        self._bounds = np.zeros((3, d), np.float32) if bounds is None else bounds.numpy()
         self._work = np.empty((len(choices), 3) if choices else (2, d))
         self._gradients = torch.zeros(size, outputs), torch.zeros(size), torch.zeros(d)
         self._filled = tuple(gradient.numpy() for gradient in self._gradients)
@@ -170,5 +181,6 @@ class LossKernel:
         if self._choices.size:
             kl = categorical_kernel(out, self._action, self._choices, *items, by_out, by_value, self._work)
         else:
-            kl = gaussian_kernel(out, self._action, log_std, *items, by_out, by_value, by_log_std, self._work)
+            drawn = out, self._action, log_std, self._bounds
+            kl = gaussian_kernel(*drawn, *items, by_out, by_value, by_log_std, self._work)
         return kl, self._gradients

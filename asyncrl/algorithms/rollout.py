@@ -370,7 +370,7 @@ class Minibatch(RowBatch):
         self.log_std = nets.log_std.clone()
         self.kernel: LossKernel | None = None
         if nets.device.type == "cpu" and nets.layout.cell is None:  # the kernel assumes trained rows first
-            self.kernel = LossKernel(self.action, self.choices, nets.layout.outputs)
+            self.kernel = LossKernel(self.action, self.choices, nets.layout.outputs, nets.bounds)
 
     def forward(self, rollout: Rollout, part: Part, rows: Tensor) -> None:
         """Copy the rows of `part` (on the device: `rows`) and run both networks over them."""
@@ -394,8 +394,9 @@ class Minibatch(RowBatch):
         return self._nets.log_prob(self.out, self.action, self.log_std)
 
     def backward(self, gradients: Outputs) -> None:
-        """Fill the networks' gradient from the gradients of the loss at `outputs`, the penalty of bounds included."""
-        self._nets.add_bounds_gradient(gradients[0], self.out, self.columns[WEIGHT])
+        """Fill the networks' gradient from the gradients of the loss at `outputs`, and add the penalty of bounds."""
+        if self.kernel is None:  # whose gradients include it
+            self._nets.add_bounds_gradient(gradients[0], self.out, self.columns[WEIGHT])
         self._pass.backward(*gradients)
 
     def backward_value(self, gradients: Outputs) -> None:

@@ -90,8 +90,9 @@ def slow_gradient(core: Any, segments: list[Segment], targets_of: Any) -> Tensor
     return torch.cat([flat_gradient(policy), *std_part, flat_gradient(value_net)])  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize("by_kernel", [True, False])
 @pytest.mark.parametrize("name", ["ppo", "impala", "a2c"])
-def test_mean_actions_beyond_the_bounds_are_penalised(name: str) -> None:
+def test_mean_actions_beyond_the_bounds_are_penalised(name: str, by_kernel: bool) -> None:
     """The gradient differs by that of the mean of c |(mu - clip(mu)) / half|^2 by autograd."""
     spec = EnvSpec("box", (5,), "float32", BoxAction((-1.0, -3.0), (1.0, 1.0), (2,)))
     low, high, half = torch.tensor([-1.0, -3.0]), torch.tensor([1.0, 1.0]), torch.tensor([1.0, 2.0])
@@ -107,6 +108,8 @@ def test_mean_actions_beyond_the_bounds_are_penalised(name: str) -> None:
         policy = module_of(core.nets.state_dict()["policy"])
         segments = batch_of(algorithm, spec, core)
         core.begin(segments, 0.0)
+        batch = core._batch_of(core._rollout, core._parts[0][0].rows.size)
+        batch.kernel = batch.kernel if by_kernel else None
         core.step()
         gradients.append(core.nets.gradient[: sum(p.numel() for p in policy.parameters())].clone())
     trained = [torch.from_numpy(s.obs[(s.flags & RESET) == 0]) for s in segments]

@@ -62,8 +62,8 @@ def test_a_gradient_step_of_a2c_has_20_steps_or_more_and_64_with_real_valued_act
 def test_options_of_a2c_follow_from_the_kind_of_actions() -> None:
     config = TrainerConfig(env="any", algo="a2c", total_steps=1000)
     for spec, wanted in (
-        (SPEC, (0.01, 1.0, "constant", False, False, 5, 0)),
-        (BOX, (0.0, 0.95, "linear", True, True, 16, 4)),
+        (SPEC, (0.01, 1.0, "constant", False, False, 5, 0, 0.0)),
+        (BOX, (0.0, 0.95, "linear", True, True, 16, 4, 0.5)),
     ):
         assert chosen(A2C().for_run(config, spec)) == wanted
     given = A2C(
@@ -74,8 +74,9 @@ def test_options_of_a2c_follow_from_the_kind_of_actions() -> None:
         normalize_rewards=False,
         segment_length=7,
         value_epochs=2,
+        bounds_coef=0.1,
     )
-    assert chosen(given.for_run(config, BOX)) == (0.3, 0.5, "constant", False, False, 7, 2)
+    assert chosen(given.for_run(config, BOX)) == (0.3, 0.5, "constant", False, False, 7, 2, 0.1)
 
 
 def chosen(record: A2C) -> tuple[Any, ...]:
@@ -87,6 +88,7 @@ def chosen(record: A2C) -> tuple[Any, ...]:
         record.normalize_rewards,
         record.segment_length,
         record.value_epochs,
+        record.bounds_coef,
     )
 
 
