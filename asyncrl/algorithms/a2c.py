@@ -18,9 +18,8 @@ and gradient steps of one stream lost FetchReachDense.
 
 Two options keep a run from ending worse than it began, as some of Reacher and FetchReachDense did (docs/results.md).
 The value function comes from 0 to its level in the first 250 gradient steps, and meanwhile the policy follows its
-errors into constant actions: so the value network has four passes of its own over every batch (`value_epochs`; more
-cost return in HalfCheetah). Beyond the bounds all actions are alike, so that a mean which got there would stay:
-`bounds_coef` leads it back.
+errors into constant actions: so the value network has four passes of its own over every batch (`value_epochs`). Beyond
+the bounds all actions are alike, so that a mean which got there would stay: `bounds_coef` leads it back.
 """
 
 from __future__ import annotations
