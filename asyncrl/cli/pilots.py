@@ -250,7 +250,7 @@ class Sides:
 
 def actors_alone(config: TrainerConfig, algorithm: Algorithm, seconds: float) -> Pilot:
     """Run a pilot with a nearly idle learner. Raises what a run raises."""
-    return _pilot(config, algorithm, seconds, samples_per_insert=FEW_SAMPLES, epochs=1)
+    return _pilot(config, algorithm, seconds, samples_per_insert=FEW_SAMPLES, epochs=1, value_epochs=0)
 
 
 def learner_alone(config: TrainerConfig, algorithm: Algorithm, seconds: float) -> Pilot:

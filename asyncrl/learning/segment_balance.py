@@ -1,7 +1,7 @@
 """Production-consumption balance of segments by credits, each of which allows one actor to produce one segment.
 
 `balance.py` keeps replay's samples per insert within an error band. Here every inserted step is trained on a fixed
-number of times (the epochs), so the balance only bounds how far production is ahead. All counts are of segments:
+number of times (the passes), so the balance only bounds how far production is ahead. All counts are of segments:
 
     N   rings                       h_r  segments ring r was ever granted, (granted_r - 1) / T
     K   segments_per_batch          c_r  of these complete        o_r = h_r - c_r   open: granted, not complete
@@ -74,7 +74,7 @@ class SegmentBalance(Pace):
         discipline: `relaxed`, `lockstep` or `synchronous`.
         segments_per_batch: K; must be N unless relaxed.
         queue_batches: Q; relaxed only.
-        samples_per_insert: number of times that a step is trained on (epochs), for statistics only.
+        samples_per_insert: number of times that a step is trained on (passes), for statistics only.
         max_env_steps: number of steps at which no further batch is begun, or None.
 
     Raises:
