@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
+from asyncrl.acting.images import ImageNetwork
 from asyncrl.algorithms.impala import IMPALA, fuses_gradients
 from asyncrl.config import TrainerConfig
 from asyncrl.interfaces import BoxAction, EnvSpec
@@ -96,10 +97,13 @@ class A2C(IMPALA):
 
     value_epochs: NotNegative | None = None  # type: ignore[assignment]
     """Passes over a batch that train the value network alone, before the epochs; none: 4 for real-valued actions, 0 for
-    discrete ones, images, recurrent policies and fused gradients."""
+    discrete ones, convolutional networks, recurrent policies and fused gradients."""
 
     minibatches: Count | None = None
     """Minibatches per pass, each of whole streams; none: gradient steps of 20 steps (real-valued actions 64)."""
+
+    def _convolves(self, spec: EnvSpec) -> bool:
+        return isinstance(self.network_for(spec), ImageNetwork)
 
     def for_run(self, config: TrainerConfig, spec: EnvSpec) -> Self:
         """See `SegmentLearning.for_run`; what is none follows from the kind of actions and the number of streams."""
@@ -107,7 +111,7 @@ class A2C(IMPALA):
         chosen = dict(BOX if real else DISCRETE)
         if spec.observation_dtype == "uint8":
             chosen.pop("normalize_observations", None)
-        if self.recurrent != "none" or spec.observation_kind == "image" or fuses_gradients(config):
+        if real and (self._convolves(spec) or self.cell is not None or fuses_gradients(config)):
             chosen["value_epochs"] = 0
         if config.total_steps is None or callable(self.learning_rate):
             chosen["learning_rate_schedule"] = "constant"

@@ -1,7 +1,7 @@
 """CartPole-v1 in bytes: what the normalisation of observations that are bytes and no image gains.
 
-The four numbers are scaled and rounded to bytes from 0 to 255, as of a microcontroller's converter. Records are the
-defaults, which normalise such bytes by their running statistics, and the same with `normalize_observations=False`.
+The four numbers are scaled and cut to whole bytes from 0 to 255, as those of a converter. Records are the defaults,
+which normalise such bytes by their running statistics, and the same with `normalize_observations=False`.
 
     python -m benchmarks.learning.byte_observations
 """

@@ -95,7 +95,8 @@ def chosen(record: A2C) -> tuple[Any, ...]:
 def test_the_value_network_has_no_passes_of_its_own_where_it_shares_layers_or_steps() -> None:
     config = TrainerConfig(env="any", algo="a2c", total_steps=1000)
     image = EnvSpec("image", (3, 32, 32), "uint8", BOX.action, observation_kind="image")
-    assert A2C().for_run(config, image).value_epochs == 0
+    grid = replace(image, observation_shape=(7, 7, 3), observation_kind="grid")
+    assert [A2C().for_run(config, spec).value_epochs for spec in (image, grid)] == [0, 0]
     assert A2C(recurrent="gru").for_run(config, BOX).value_epochs == 0
     fused = replace(config, groups=2, fusion="gradients")
     assert A2C().for_run(fused, BOX).value_epochs == 0
