@@ -35,8 +35,8 @@ def test_a_batch_has_as_many_steps_for_any_number_of_actors(
     record = PPO(segments_per_batch=segments)
     assert record.for_run(config, SPEC).segment_length == length
     assert record.for_run(config, BOX).segment_length == real
-    for told in (PPO(segment_length=7, ent_coef=0.5), IMPALA()):
-        assert told.for_run(config, SPEC) == replace(told, normalize_observations=False)
+    told = PPO(segment_length=7, ent_coef=0.5)
+    assert told.for_run(config, SPEC) == replace(told, normalize_observations=False)
 
 
 @pytest.mark.parametrize(
@@ -57,16 +57,19 @@ def test_a_gradient_step_of_a2c_has_20_steps_or_more_and_64_with_real_valued_act
     config = TrainerConfig(env="any", algo="a2c", num_actors=actors, envs_per_actor=envs)
     assert A2C(**options).for_run(config, SPEC).minibatches == minibatches
     assert A2C(**options).for_run(config, BOX).minibatches == real
+    assert IMPALA(**options).for_run(config, SPEC).minibatches == 1
+    assert IMPALA(**options).for_run(config, BOX).minibatches == real
 
 
-def test_options_of_a2c_follow_from_the_kind_of_actions() -> None:
-    config = TrainerConfig(env="any", algo="a2c", total_steps=1000)
+@pytest.mark.parametrize(("kind", "length"), [(A2C, 5), (IMPALA, 20)])
+def test_options_of_a2c_and_impala_follow_from_the_kind_of_actions(kind: type[IMPALA], length: int) -> None:
+    config = TrainerConfig(env="any", algo=kind.name, total_steps=1000)
     for spec, wanted in (
-        (SPEC, (0.01, 1.0, "constant", False, False, 5, 0, 0.0)),
+        (SPEC, (0.01, 1.0, "constant", False, False, length, 0, 0.0)),
         (BOX, (0.0, 0.95, "linear", True, True, 16, 4, 0.5)),
     ):
-        assert chosen(A2C().for_run(config, spec)) == wanted
-    given = A2C(
+        assert chosen(kind().for_run(config, spec)) == wanted
+    given = kind(
         ent_coef=0.3,
         gae_lambda=0.5,
         learning_rate_schedule="constant",
@@ -79,7 +82,7 @@ def test_options_of_a2c_follow_from_the_kind_of_actions() -> None:
     assert chosen(given.for_run(config, BOX)) == (0.3, 0.5, "constant", False, False, 7, 2, 0.1)
 
 
-def chosen(record: A2C) -> tuple[Any, ...]:
+def chosen(record: IMPALA) -> tuple[Any, ...]:
     return (
         record.ent_coef,
         record.gae_lambda,
@@ -92,34 +95,39 @@ def chosen(record: A2C) -> tuple[Any, ...]:
     )
 
 
-def test_the_value_network_has_no_passes_of_its_own_where_it_shares_layers_or_steps() -> None:
-    config = TrainerConfig(env="any", algo="a2c", total_steps=1000)
+@pytest.mark.parametrize("kind", [A2C, IMPALA])
+def test_the_value_network_has_no_passes_of_its_own_where_it_shares_layers_or_steps(
+    kind: type[IMPALA],
+) -> None:
+    config = TrainerConfig(env="any", algo=kind.name, total_steps=1000)
     image = EnvSpec("image", (3, 32, 32), "uint8", BOX.action, observation_kind="image")
     grid = replace(image, observation_shape=(7, 7, 3), observation_kind="grid")
-    assert [A2C().for_run(config, spec).value_epochs for spec in (image, grid)] == [0, 0]
-    assert A2C(recurrent="gru").for_run(config, BOX).value_epochs == 0
+    assert [kind().for_run(config, spec).value_epochs for spec in (image, grid)] == [0, 0]
+    assert kind(recurrent="gru").for_run(config, BOX).value_epochs == 0
     fused = replace(config, groups=2, fusion="gradients")
-    assert A2C().for_run(fused, BOX).value_epochs == 0
-    assert A2C().for_run(replace(fused, fusion="average"), BOX).value_epochs == 4
+    assert kind().for_run(fused, BOX).value_epochs == 0
+    assert kind().for_run(replace(fused, fusion="average"), BOX).value_epochs == 4
     with pytest.raises(
         ConfigurationError, match="value_epochs must be 0 where groups fuse gradients"
     ) as raised:
-        IMPALA(value_epochs=1).for_run(fused, BOX)
+        kind(value_epochs=1).for_run(fused, BOX)
     assert raised.value.facts["value_epochs"] == 1
 
 
-def test_the_rate_of_a2c_stays_without_an_end_and_where_it_is_a_function() -> None:
-    endless = TrainerConfig(env="any", algo="a2c", total_steps=None, max_seconds=1.0)
-    assert A2C().for_run(endless, BOX).learning_rate_schedule == "constant"
-    config = TrainerConfig(env="any", algo="a2c", total_steps=1000)
-    own = A2C(learning_rate=lambda progress: 1e-3).for_run(config, BOX)
+@pytest.mark.parametrize("kind", [A2C, IMPALA])
+def test_the_rate_stays_without_an_end_and_where_it_is_a_function(kind: type[IMPALA]) -> None:
+    endless = TrainerConfig(env="any", algo=kind.name, total_steps=None, max_seconds=1.0)
+    assert kind().for_run(endless, BOX).learning_rate_schedule == "constant"
+    config = TrainerConfig(env="any", algo=kind.name, total_steps=1000)
+    own = kind(learning_rate=lambda progress: 1e-3).for_run(config, BOX)
     assert own.learning_rate_schedule == "constant"
 
 
-def test_a2c_does_not_normalise_images() -> None:
-    config = TrainerConfig(env="any", algo="a2c", total_steps=1000)
+@pytest.mark.parametrize("kind", [A2C, IMPALA])
+def test_images_are_not_normalised(kind: type[IMPALA]) -> None:
+    config = TrainerConfig(env="any", algo=kind.name, total_steps=1000)
     image = EnvSpec("image", (3, 32, 32), "uint8", BOX.action, observation_kind="image")
-    record = A2C().for_run(config, image)
+    record = kind().for_run(config, image)
     assert record.normalize_observations is False and record.normalize_rewards
 
 
