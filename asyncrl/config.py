@@ -247,6 +247,11 @@ class TrainerConfig:
         return self.target_return is not None and all(rule is None for rule in others)
 
     @property
+    def fuses_gradients(self) -> bool:
+        """Whether the learners of several groups make the same gradient steps."""
+        return self.fusion == "gradients" and self.groups > 1
+
+    @property
     def confirming_episodes(self) -> int:
         """Episodes of an evaluation that confirms `target_return`."""
         return self.target_eval_episodes or TARGET_EPISODES

@@ -104,11 +104,6 @@ def impala_loss(
     return ActorCriticLoss(loss, policy_loss, value_loss, entropy)
 
 
-def fuses_gradients(config: TrainerConfig) -> bool:
-    """Whether the learners of several groups make the same gradient steps."""
-    return config.fusion == "gradients" and config.groups > 1
-
-
 @dataclass(frozen=True, kw_only=True)
 class IMPALA(OnPolicy):
     """Hyper-parameters of IMPALA.
@@ -219,7 +214,7 @@ class IMPALA(OnPolicy):
         same steps of batches of different lengths, so one of them may be in a pass for the value network while another
         one is in a pass for both.
         """
-        if self.value_epochs and fuses_gradients(config):
+        if self.value_epochs and config.fuses_gradients:
             raise ConfigurationError(
                 "value_epochs must be 0 where groups fuse gradients",
                 facts={"value_epochs": self.value_epochs, "groups": config.groups},
@@ -241,7 +236,7 @@ class IMPALA(OnPolicy):
         chosen = dict(BOX if real else self._discrete)
         if spec.observation_dtype == "uint8":
             chosen.pop("normalize_observations", None)
-        if real and (self._convolves(spec) or self.cell is not None or fuses_gradients(config)):
+        if real and (self._convolves(spec) or self.cell is not None or config.fuses_gradients):
             chosen["value_epochs"] = 0
         if config.total_steps is None or callable(self.learning_rate):
             chosen["learning_rate_schedule"] = "constant"
