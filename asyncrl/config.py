@@ -28,6 +28,13 @@ EPISODE_WINDOW = 100
 """Number of training episodes in the mean `rollout/ep_rew_mean`, as in Stable-Baselines3."""
 TARGET_EPISODES = 100
 """Episodes that confirm a target, and of the final evaluation, unless the user says something else."""
+ENVIRONMENTS = 16
+"""Environments of all actors together, unless the user says how many an actor has.
+
+The number does not grow with the cores, for what a step teaches depends on it: a batch of PPO has at least 32 steps of
+every environment, and with one update per step replay makes as many updates between two steps of an environment as
+there are environments (docs/results.md).
+"""
 OF_AGENTS = ("agent_id", "pad_spaces", "policies")
 """Options that say how the agents of an environment see and act."""
 
@@ -82,9 +89,9 @@ class TrainerConfig:
     num_actors: Count | None = None
     """Number of actor processes; none means one less than the number of cores, and at least one."""
 
-    envs_per_actor: Count = 16
-    """Environments per actor, which share one forward pass of the policy; a factory that returns a vector
-    environment sets this number."""
+    envs_per_actor: Count | None = None
+    """Environments per actor, which share one forward pass of the policy; none: about 16 of all actors together, at
+    least one each. A factory that returns a vector environment sets this number."""
 
     dataset: Text | None = None
     """Minari dataset to learn from alone, without actors (bc, td3bc, iql): its folder; a step is then an update."""
@@ -273,6 +280,11 @@ class TrainerConfig:
         if self.num_actors is not None:
             return self.num_actors
         return max(1, usable_cores() - 1)
+
+    @property
+    def envs(self) -> int:
+        """`envs_per_actor`, or if None as many as make about `ENVIRONMENTS` with all actors, and at least one."""
+        return self.envs_per_actor or max(1, round(ENVIRONMENTS / max(1, self.actors)))
 
 
 def with_final_episodes(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:

@@ -149,7 +149,7 @@ class SegmentLearning(Hyperparameters):
 
     def streams_of_batch(self, config: TrainerConfig, spec: EnvSpec) -> int:
         """Number of streams of a batch."""
-        return (self.segments_per_batch or config.actors) * config.envs_per_actor * spec.num_agents
+        return (self.segments_per_batch or config.actors) * config.envs * spec.num_agents
 
     @property
     def segment_rows(self) -> int:

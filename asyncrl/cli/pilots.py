@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrl.config import TrainerConfig
+from asyncrl.config import ENVIRONMENTS, TrainerConfig
 from asyncrl.errors import EvaluationIncomplete
 from asyncrl.protocols import Algorithm
 from asyncrl.show.metrics import Snapshot
@@ -103,12 +103,13 @@ def plan(
         pilots.append(dataclasses.replace(found, env_threads=threads))
         on_pilot(pilots[-1])
 
+    first = config.envs_per_actor or ENVIRONMENTS
     for threads in [1] if env_threads is None else _counts(cores):
         for actors in _counts(cores // threads):
-            measure(actors, config.envs_per_actor, threads)
+            measure(actors, first, threads)
     best = fastest(pilots)
-    for envs in sorted({max(1, config.envs_per_actor // 4), config.envs_per_actor * 4}):
-        if best.envs_per_actor == config.envs_per_actor != envs:
+    for envs in sorted({max(1, first // 4), first * 4}):
+        if best.envs_per_actor == first != envs:
             measure(best.num_actors, envs, best.env_threads)
     best = fastest(pilots)
     for size in batch_sizes:
@@ -274,4 +275,4 @@ def _pilot(config: TrainerConfig, algorithm: Any, seconds: float, **options: Any
     options |= {"discipline": "relaxed", "samples_per_insert_error": None, "reuse_epochs": 0}
     changed = {name: value for name, value in options.items() if name in known}
     algorithm = dataclasses.replace(algorithm, **changed)
-    return run_pilot(config, algorithm, config.actors, config.envs_per_actor, seconds)
+    return run_pilot(config, algorithm, config.actors, config.envs, seconds)

@@ -137,7 +137,7 @@ def _measure(options: argparse.Namespace, server: ForkServer) -> tuple[Sides, li
     source = EnvSource.from_user(config.env).changed(config.env_kwargs, config.wrappers, **config.of_agents)
     bare = asyncio.run(trial(server, source, seconds))
     if options.fixed:
-        pilots = [run_pilot(config, algorithm, config.actors, config.envs_per_actor, seconds)]
+        pilots = [run_pilot(config, algorithm, config.actors, config.envs, seconds)]
     else:
         live = sys.stderr.isatty() and not options.json
         cores = options.cores or usable_cores()

@@ -47,7 +47,7 @@ def replay_layout(config: TrainerConfig, algorithm: OffPolicy, spec: EnvSpec) ->
 
     Raises as `ring_layout`.
     """
-    environments = config.actors * config.envs_per_actor
+    environments = config.actors * config.envs
     capacity = algorithm.replay_capacity
     assert capacity is not None, "for_run has chosen it"
     rows = max(
@@ -104,7 +104,7 @@ def self_play_of(config: TrainerConfig, algorithm: Any, spec: EnvSpec) -> SelfPl
         )
     return SelfPlay(
         sampling=config.self_play,
-        environments=max(1, round(config.self_play_fraction * config.envs_per_actor)),
+        environments=max(1, round(config.self_play_fraction * config.envs)),
         interval=config.self_play_interval,
         kept=config.self_play_versions,
     )
@@ -112,7 +112,7 @@ def self_play_of(config: TrainerConfig, algorithm: Any, spec: EnvSpec) -> SelfPl
 
 def _layout(config: TrainerConfig, algorithm: Any, spec: EnvSpec, rows: int, padding: int = 0) -> RingLayout:
     return RingLayout(
-        num_envs=config.envs_per_actor * spec.num_agents,
+        num_envs=config.envs * spec.num_agents,
         num_slots=1 << (rows - 1).bit_length(),
         spec=spec,
         extra_fields=row_fields(algorithm, spec),

@@ -20,11 +20,13 @@ produced meanwhile, with weights exactly one publication behind), in synchronous
 
 **relaxed**: ring r may be granted one more segment while it has room, f_r < room, and
 
-    F < C  or  f_r = 0  or  (o_r = 0 and D < K),        C = max(N, Q K)                   (2)
+    F < C  or  f_r = 0  or  (o_r = 0 and D < K and the learner waits),    C = max(N, Q K)    (2)
 
 where rings with the fewest segments in flight come first. The first clause bounds the segments in flight, so that data
 is at most about Q batches old if the learner is the bottleneck. The second allows every actor one segment. The third
-lets fast actors continue while the learner has less than a batch, so that nobody waits for a particular actor.
+lets fast actors continue while the learner waits for less than a batch, so that nobody waits for a particular actor.
+(It says "waits", because of N segments in flight one is complete last: with "D < K" alone each of the N - 1 actors that
+are done got another segment meanwhile, so that all data was two batches old where the learner is the bottleneck.)
 
 Bound. A ring gets a further credit by the first clause only if it has the fewest, so at most ceil(C / N) of its
 segments are open:
@@ -133,6 +135,8 @@ class SegmentBalance(Pace):
         released_rows: NDArray[np.int64],
         complete_rows: NDArray[np.int64],
         granted: NDArray[np.int64],
+        *,
+        learning: bool = False,
     ) -> bool:
         """Increase `granted` (int64 `[N]` rows, written in place) as far as (1) or (2) allow.
 
@@ -141,6 +145,7 @@ class SegmentBalance(Pace):
             complete_rows: int64 `[N]`, rows of each ring in complete segments, or published rows; their steps must have
                 been counted by `inserted`.
             granted: int64 `[N]`, rows granted so far.
+            learning: whether the learner has a batch to train on, so that it does not wait.
 
         Returns:
             Whether any position moved.
@@ -150,7 +155,7 @@ class SegmentBalance(Pace):
         before: list[int] = (np.maximum(granted - 1, 0) // self._length).tolist()
         have = list(before)
         if self.discipline == "relaxed":
-            self._deal(released, complete, have)
+            self._deal(released, complete, have, self._batch if not learning else 0)
         else:
             self._next_round(released, have)
         self._open = sum(have) - sum(complete)
@@ -166,8 +171,11 @@ class SegmentBalance(Pace):
             if have[r] == segments and (segments < begun or self._below_limit(0)):
                 have[r] = segments + 1
 
-    def _deal(self, released: list[int], complete: list[int], have: list[int]) -> None:
-        """Apply (2): grant credits one by one, first to the ring with the fewest segments in flight."""
+    def _deal(self, released: list[int], complete: list[int], have: list[int], wanted: int) -> None:
+        """Apply (2): grant credits one by one, first to the ring with the fewest segments in flight.
+
+        `wanted` is the number of complete segments that the learner waits for, 0 while it learns.
+        """
         ready = sum(complete) - sum(released)
         granted = sum(have)
         while granted % self._batch or self._below_limit(granted - sum(complete)):
@@ -175,7 +183,7 @@ class SegmentBalance(Pace):
             poorest, fewest = -1, self._room
             for r in range(self._rings):
                 in_flight = have[r] - released[r]
-                idle = in_flight == 0 or (have[r] == complete[r] and ready < self._batch)
+                idle = in_flight == 0 or (have[r] == complete[r] and ready < wanted)
                 if in_flight < fewest and (idle or not full):
                     poorest, fewest = r, in_flight
             if poorest < 0:

@@ -125,8 +125,10 @@ class SegmentLoop(UpdateLoop):
             self.inserted_steps += inserted
             self.pace.inserted(inserted)
             self._grant()
-        if not self._learning and not self._begin() and not self._reuse():
-            return False
+        if not self._learning and not self._begin():
+            self._grant()  # the learner waits now
+            if not self._reuse():
+                return False
         self._steps()
         return True
 
@@ -282,7 +284,8 @@ class SegmentLoop(UpdateLoop):
     def _grant(self) -> None:
         """Grant segments as far as the balance allows, and wake waiting actors."""
         before = self._granted.copy()
-        if not self.pace.grant(self._queue.released, self._queue.published_rows(), self._granted):
+        rows = self._queue.released, self._queue.published_rows(), self._granted
+        if not self.pace.grant(*rows, learning=self._learning):
             return
         for index in np.flatnonzero(self._granted != before):
             if not self.rings[index].fault:  # else it receives its grant when it is restarted

@@ -351,8 +351,10 @@ class Run:
             self.spec = dataclasses.replace(self.spec, observation_kind=kind)
         self.reporter.episodes.agents = tuple(agent.name for agent in self.spec.agents)
         self.reporter.episodes.policies = self.spec.policies
-        if self.spec.vector_envs is not None:
-            self.config = dataclasses.replace(self.config, envs_per_actor=self.spec.vector_envs)
+        envs = self.spec.vector_envs or self.whole_config.envs
+        self.config, self.whole_config = (
+            dataclasses.replace(config, envs_per_actor=envs) for config in (self.config, self.whole_config)
+        )
         self.whole_algorithm = _for_run(self.whole_algorithm, self.whole_config, self.spec)
         share = self.group.share(self.algorithm, self.whole_algorithm)
         self.algorithm = _for_run(share, self.config, self.spec)

@@ -32,7 +32,7 @@ class RunOptions(TypedDict, total=False):
     self_play_versions: int
     seed: int
     num_actors: int | None
-    envs_per_actor: int
+    envs_per_actor: int | None
     dataset: str | os.PathLike[str] | None
     demonstrations: str | os.PathLike[str] | None
     demonstration_fraction: float

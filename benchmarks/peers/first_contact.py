@@ -267,7 +267,7 @@ def digest(job: Job) -> str:
     chosen = record(job).for_run(config, spec_of_env(job["env"]))
     options = dataclasses.asdict(chosen).items()
     own = {name: value for name, value in options if value and ADDED.get(name) != value}
-    run = {"num_actors": config.actors, "envs_per_actor": config.envs_per_actor}
+    run = {"num_actors": config.actors, "envs_per_actor": config.envs}
     text = json.dumps([own, run], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

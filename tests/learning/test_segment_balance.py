@@ -30,11 +30,11 @@ def rows(*segments):
     return np.array(segments, np.int64) * T
 
 
-def granted_segments(balance, released, complete, granted):
+def granted_segments(balance, released, complete, granted, **options):
     """Segments granted by `grant` for these numbers of segments."""
     positions = np.array([n * T + 1 if n else 0 for n in granted], np.int64)
     before = positions.copy()
-    moved = balance.grant(rows(*released), rows(*complete), positions)
+    moved = balance.grant(rows(*released), rows(*complete), positions, **options)
     assert moved == (positions != before).any()
     assert all(p == 0 or p % T == 1 for p in positions)
     return [max(0, p - 1) // T for p in positions.tolist()]
@@ -88,6 +88,26 @@ def test_a_fast_actor_goes_on_while_the_learner_has_nothing_to_begin_with():
     assert granted_segments(balance, (0, 0), (0, 1), (1, 1)) == [1, 2]  # D = 1 < K = 2
     assert granted_segments(balance, (0, 0), (0, 2), (1, 2)) == [1, 2]  # a batch is complete
     assert granted_segments(balance, (0, 2), (0, 2), (1, 2)) == [1, 3]  # F = 1 < C
+
+
+def test_a_fast_actor_waits_while_the_learner_has_a_batch_to_train_on():
+    balance = make()
+    assert granted_segments(balance, (0, 0), (0, 1), (1, 1), learning=True) == [1, 1]  # F = 2 = C
+    assert granted_segments(balance, (0, 0), (0, 1), (1, 1), learning=False) == [1, 2]
+    assert granted_segments(balance, (0, 2), (0, 2), (1, 2), learning=True) == [1, 3]  # f = 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_where_the_learner_is_the_bottleneck_data_is_one_batch_old(seed):
+    rng = np.random.default_rng(seed)
+    arguments = {**ARGUMENTS, "num_rings": 8, "segments_per_batch": 8}
+    run = Run(arguments, rng, 0.5 + 0.4 * rng.random(8))
+    while len(run.batches) < 40:
+        run.tick(0.05)
+    lags = np.array(run.batches[5:])
+    assert (lags == 1).mean() > 0.9 and (
+        lags > 1
+    ).mean() < 0.05  # 0.15 and 0.85 where busy learners count as waiting
 
 
 def test_a_learner_that_is_the_bottleneck_finds_no_more_than_the_credits():
@@ -185,7 +205,7 @@ def test_band_of_the_exact_disciplines(discipline, batches):
 # ---- random runs ---------------------------------------------------------------------------------
 
 
-def slow_grant(balance, released, complete, have):
+def slow_grant(balance, released, complete, have, learning):
     """Equation (2) and the limit, implemented again from the docstring; segments, one credit at a time."""
     a = balance.arguments
     n, k = a["num_rings"], a["segments_per_batch"]
@@ -205,7 +225,7 @@ def slow_grant(balance, released, complete, have):
             and (
                 sum(in_flight) < c
                 or in_flight[r] == 0
-                or (have[r] == complete[r] and sum(complete) - sum(released) < k)
+                or (have[r] == complete[r] and sum(complete) - sum(released) < k and not learning)
             )
         ]
         if not may:
@@ -247,9 +267,11 @@ class Run:
     def grant(self):
         have = (np.maximum(self.granted - 1, 0) // T).tolist()
         if self.relaxed:
-            expected = slow_grant(self, self.segments(self.released), self.segments(self.published), have)
+            rows = self.segments(self.released), self.segments(self.published), have
+            expected = slow_grant(self, *rows, bool(self.training))
         before = self.granted.copy()
-        moved = self.balance.grant(self.released, self.published, self.granted)
+        rows = self.released, self.published, self.granted
+        moved = self.balance.grant(*rows, learning=bool(self.training))
         assert moved == (self.granted != before).any()
         assert (self.granted >= before).all()
         assert (self.granted <= self.released + self.arguments["num_slots"]).all()

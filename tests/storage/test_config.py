@@ -262,6 +262,18 @@ def test_actors_follow_the_cores() -> None:
     assert config().actors == max(1, usable_cores() - 1)
 
 
+@pytest.mark.parametrize(
+    ("actors", "each"), [(1, 16), (2, 8), (3, 5), (4, 4), (6, 3), (9, 2), (15, 1), (31, 1), (63, 1)]
+)
+def test_all_actors_together_have_about_16_environments_whatever_their_number(actors: int, each: int) -> None:
+    assert config(num_actors=actors).envs == each
+    assert config(num_actors=actors, envs_per_actor=7).envs == 7
+
+
+def test_a_run_on_a_dataset_has_no_actors_to_share_environments() -> None:
+    assert config(dataset="d").envs == 16
+
+
 def test_a_file_holds_every_option_and_reads_back(tmp_path: Path) -> None:
     run = config(seed=7, target_return=475, http=8080, run_dir="runs/ü\n'\"")
     toy = Toy(learning_rate=2e-3, hidden=(32,), dueling=False, kind="hard")
