@@ -1,4 +1,4 @@
-"""Option names of Stable-Baselines3, its zoo and CleanRL, mapped to asyncrl's names (`other_names.toml`)."""
+"""Option names of Stable-Baselines3, its zoo, CleanRL and RLlib, mapped to asyncrl's names (`other_names.toml`)."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def make_parser() -> Parser:
         "explain OPTION",
         "Tell what an option does, its type, range, defaults, presets and names elsewhere.",
         epilog="Written as in Python (samples_per_insert), on the command line (--dqn.samples-per-insert), or in\n"
-        "Stable-Baselines3 and CleanRL (buffer_size).",
+        "Stable-Baselines3, CleanRL and RLlib (buffer_size).",
     )
     parser.add_argument("OPTION", help="name of the option")
     return parser

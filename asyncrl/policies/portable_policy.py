@@ -87,9 +87,9 @@ class PortablePolicy(TrainedPolicy):
     def values(self, obs: Any, state: Any = None, episode_start: Any = None) -> Any:
         """Return the value of each observation: of a value network, or of the greedy action.
 
-        Of DQN and its descendants the largest action value that no mask forbids. Of DDPG, TD3, SAC and CrossQ the
-        smallest of the critics' values of the greedy action, of TQC their mean. Of A2C, PPO and IMPALA the value
-        network's. All but the first need the critics: see `save`.
+        Of DQN and its descendants the largest action value that no mask forbids. Of DDPG, TD3, SAC, CrossQ, TD3+BC and
+        IQL the smallest of the critics' values of the greedy action, of TQC their mean. Of A2C, PPO and IMPALA the
+        value network's. All but the first need the critics: see `save`. BC, MAPPO and MADDPG have none.
 
         Returns:
             float32 `[B]`, a scalar for one observation, a dict of them for observations by agent.
@@ -106,8 +106,9 @@ class PortablePolicy(TrainedPolicy):
         `action` has actions as the environment takes them, for critics of real-valued actions; None is the greedy ones.
 
         Returns:
-            float32 `[B, A]` by action (DQN and its descendants), or `[B, C]` by critic (DDPG, TD3, SAC, TQC, CrossQ;
-            means of a distribution of returns). For one observation without the axis B, by agent in a dict.
+            float32 `[B, A]` by action (DQN and its descendants), or `[B, C]` by critic (DDPG, TD3, SAC, TQC, CrossQ,
+            TD3+BC, IQL; means of a distribution of returns). For one observation without the axis B, by agent in a
+            dict.
 
         Raises:
             ValueError: `obs`, `action` or `state` has another shape, or actions are given that are not real-valued.
@@ -118,7 +119,7 @@ class PortablePolicy(TrainedPolicy):
         return self._answer("q_values", self._q_values, obs, state, episode_start, action)
 
     def probabilities(self, obs: Any, state: Any = None, episode_start: Any = None) -> Any:
-        """Return the probabilities of discrete actions (A2C, PPO, IMPALA); those that a mask forbids have 0.
+        """Return the probabilities of discrete actions (A2C, PPO, IMPALA, BC...); those that a mask forbids have 0.
 
         Returns:
             float32 `[B, n]`, of the actions from `start` on; of a MultiDiscrete space a tuple of such arrays, one for
