@@ -16,7 +16,7 @@ CLOSEST = {
     "appo": ("ppo", "it is asynchronous"),
     "apex": ("dqn", "its replay is prioritized, and num_actors actors fill it"),
     "apexdqn": ("dqn", "its replay is prioritized, and num_actors actors fill it"),
-    "trpo": ("ppo", "target_kl ends an epoch whose step is too long"),
+    "trpo": ("ppo", "target_kl stops the epochs of a batch that have gone too far"),
     "acktr": ("ppo", ""),
     "vpg": ("a2c", ""),
     "reinforce": ("a2c", ""),
