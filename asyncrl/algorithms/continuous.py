@@ -15,7 +15,7 @@ from asyncrl.acting.schedules import Rate
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.offline import Offline
 from asyncrl.interfaces import BoxAction, EnvSpec
-from asyncrl.options import Count, NotNegative, Range, Widths
+from asyncrl.options import Count, NotNegative, Positive, Range, Widths
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,6 +113,9 @@ class ContinuousActor(OffPolicy):
     samples_per_insert: float | None = 256.0
     tau: float = 0.005
     hidden_sizes: tuple[int, ...] = (256, 256)
+
+    max_grad_norm: Positive | None = None
+    """Maximum norm of the actor's gradient, and of the critics'; none disables clipping."""
 
     actor_learning_rate: Rate | None = None
     """Learning rate of the actor, with the same schedule, or a function; none takes `learning_rate`."""

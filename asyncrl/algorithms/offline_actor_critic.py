@@ -10,7 +10,7 @@ from asyncrl.acting.schedules import Rate
 from asyncrl.algorithms.continuous import actor_layout, critics_of_actions
 from asyncrl.algorithms.offline import Offline
 from asyncrl.interfaces import BoxAction, EnvSpec
-from asyncrl.options import Coefficient, Count, Fraction, Range, Widths
+from asyncrl.options import Coefficient, Count, Fraction, Positive, Range, Widths
 
 if TYPE_CHECKING:
     from asyncrl.acting.box import BoxLayout, DeterministicPolicy
@@ -30,6 +30,9 @@ class OfflineActorCritic(Offline):
 
     tau: Annotated[float, Range(above=0, at_most=1)] = 0.005
     """Polyak coefficient of the target networks."""
+
+    max_grad_norm: Positive | None = None
+    """Maximum norm of the actor's gradient, and of the critics'; none disables clipping."""
 
     actor_learning_rate: Rate | None = None
     """Learning rate of the actor, or a function of progress; none takes `learning_rate`."""

@@ -55,7 +55,7 @@ class SegmentLearning(Hyperparameters):
     """Epochs over the segments of a batch."""
 
     max_grad_norm: Positive | None = 0.5
-    """Maximum gradient norm, over policy and value network together; none disables clipping."""
+    """Maximum gradient norm, over all that a gradient step moves; none disables clipping."""
 
     normalize_observations: bool | None = None
     """Normalise observations by their running mean and standard deviation, and clip them to +-10; none: where they are

@@ -12,7 +12,8 @@ has the value 0 in Q_tot. Where the last agents end, the values of those that ar
 state s is the environment's, or the observations of all agents (`central_state`).
 
 With `recurrent` the agents have a memory, in the paper a GRU, and learn from joint sequences: the rows of all agents
-over the same steps. The loss is then the sum over the rows of a sequence after its burn-in in which an agent acts.
+over the same steps. The loss is then the mean over the rows of a sequence after its burn-in; those in which no agent
+acts have weight 0.
 
 Mixers, networks and the update are in `value_decomposition_update.py`, which imports torch; this module does not.
 """
@@ -44,10 +45,10 @@ def team_loss(
 ) -> QLoss:
     """Weighted Huber loss of the joint temporal-difference errors, which are also the priorities.
 
-        L = sum_b w_b (y_b - Q_tot(s_b, u_b; theta))^2        y = r + gamma^n Q_tot(s', u'; theta-)
+        L = sum_b w_b huber(y_b - Q_tot(s_b, u_b; theta))     y = r + gamma^n Q_tot(s', u'; theta-)
 
-    Rashid et al. 2018, eq. 6, with their squared error as a Huber loss and n-step returns. u' is the best joint action:
-    every agent's own best one. A sum over the batch, because `batch.weight` is divided by B.
+    Rashid et al. 2018, eq. 6, with a Huber loss in place of their squared error, and n-step returns. u' is the best
+    joint action: every agent's own best one. A sum over the batch, because `batch.weight` is divided by B.
 
     Args:
         q_tot: Q_tot(s, u; theta) `[B, 1]`, of joint sequences `[B T, 1]` like all columns.
