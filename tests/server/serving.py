@@ -102,6 +102,15 @@ class ServerThread:
         """Run a coroutine on the server's loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_SECONDS)
 
+    def show(self, snapshot: Snapshot) -> None:
+        """Make this the run's snapshot, also if a tick has just taken the one before."""
+
+        async def replace() -> None:
+            self.run.snapshot = snapshot
+            self.server._feed._reading = None
+
+        self.call(replace())
+
     def start(self) -> ServerThread:
         self.call(self.server.start())
         return self

@@ -43,7 +43,7 @@ def test_every_path_answers(server: ServerThread, path: str, method: str) -> Non
 
 
 def test_stats_has_every_field_and_every_metric(server: ServerThread) -> None:
-    server.run.snapshot = make_snapshot(train_metrics={"train/td_error": 0.5})
+    server.show(make_snapshot(train_metrics={"train/td_error": 0.5}))
     stats = server.ask("/stats").json()
     assert set(FIELDS) | set(METRIC_NAMES) | {"train/td_error"} == set(stats)
     assert stats["env_steps"] == stats["time/total_timesteps"] == 1000
@@ -54,9 +54,7 @@ def test_stats_has_every_field_and_every_metric(server: ServerThread) -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_stats_stays_strict_json(server: ServerThread, bad: float) -> None:
     actors = (make_actor(last_error='</script>\u2028"\n', env_steps_per_second=bad),)
-    server.run.snapshot = make_snapshot(
-        loss=bad, return_mean=bad, train_metrics={"train/x": bad}, actors=actors
-    )
+    server.show(make_snapshot(loss=bad, return_mean=bad, train_metrics={"train/x": bad}, actors=actors))
     stats = server.ask("/stats").json()
     assert stats["loss"] is stats["train/loss"] is stats["train/x"] is stats["return_mean"] is None
     assert stats["actors"][0]["last_error"] == '</script>\u2028"\n'
@@ -142,7 +140,7 @@ def test_history_and_stats_have_what_the_user_logs() -> None:
 
 
 def test_prometheus_has_what_the_user_logs_by_its_name(server: ServerThread) -> None:
-    server.run.snapshot = make_snapshot(logged={"a.b": 1.0, "a_b": 2.0, "my probe/x": math.nan})
+    server.show(make_snapshot(logged={"a.b": 1.0, "a_b": 2.0, "my probe/x": math.nan}))
     samples, _ = parse_prometheus(server.ask("/metrics").body.decode())
     assert samples["asyncrl_logged", (("name", "a.b"),)] == 1.0
     assert samples["asyncrl_logged", (("name", "a_b"),)] == 2.0
@@ -160,7 +158,7 @@ def test_history_and_events_have_every_evaluation_however_many_came_in_a_second(
         news = json.loads(event.partition("data: ")[2])
         return news["first"], [e["return_mean"] for e in news["evaluations"]]
 
-    server.run.snapshot = make_snapshot(evaluations=evaluations_of(3))
+    server.show(make_snapshot(evaluations=evaluations_of(3)))
     with closing(server.stream()) as stream:
         # The feed may have kept the snapshot from before for a moment.
         seen: list[float] = []
@@ -180,7 +178,7 @@ def test_history_and_events_have_every_evaluation_however_many_came_in_a_second(
 
 def test_prometheus_text_parses(server: ServerThread) -> None:
     evil = 'a"b\\c\nd'
-    server.run.snapshot = make_snapshot(env=evil, loss=math.nan, return_mean=None, exploration_rate=math.inf)
+    server.show(make_snapshot(env=evil, loss=math.nan, return_mean=None, exploration_rate=math.inf))
     answer = server.ask("/metrics")
     assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     samples, kinds = parse_prometheus(answer.body.decode())
@@ -200,7 +198,7 @@ def test_prometheus_text_parses(server: ServerThread) -> None:
 
 
 def test_prometheus_has_train_metrics_and_evaluations(server: ServerThread) -> None:
-    server.run.snapshot = make_snapshot(train_metrics={"train/td_error": 0.5, "train/q-values.mean": 2.0})
+    server.show(make_snapshot(train_metrics={"train/td_error": 0.5, "train/q-values.mean": 2.0}))
     samples, _ = parse_prometheus(server.ask("/metrics").body.decode())
     assert samples["asyncrl_train_td_error", ()] == 0.5
     assert samples["asyncrl_train_q_values_mean", ()] == 2.0
@@ -213,8 +211,8 @@ def test_prometheus_has_train_metrics_and_evaluations(server: ServerThread) -> N
 
 def test_returns_of_agents_are_series_of_their_own_whatever_their_names(server: ServerThread) -> None:
     returns = {"\u03b1": 1.0, "\u03b2": 2.0, "a.b": 3.0, "a_b": 4.0}
-    server.run.snapshot = make_snapshot(
-        train_metrics={f"rollout/ep_rew_mean/{name}": value for name, value in returns.items()}
+    server.show(
+        make_snapshot(train_metrics={f"rollout/ep_rew_mean/{name}": value for name, value in returns.items()})
     )
     text = server.ask("/metrics").body.decode()
     samples, _ = parse_prometheus(text)
@@ -226,7 +224,7 @@ def test_returns_of_agents_are_series_of_their_own_whatever_their_names(server: 
 
 def test_no_series_of_prometheus_ends_while_the_run_goes_on(server: ServerThread) -> None:
     def series(**fields: Any) -> set[object]:
-        server.run.snapshot = make_snapshot(**fields)
+        server.show(make_snapshot(**fields))
         server.server._feed._reading = None
         return set(parse_prometheus(server.ask("/metrics").body.decode())[0])
 

@@ -27,9 +27,7 @@ def test_every_path_is_served(server: ServerThread) -> None:
 
 @pytest.mark.parametrize("shared", ["uvloop"], indirect=True)
 def test_every_series_is_exported(server: ServerThread) -> None:
-    server.run.snapshot = make_snapshot(
-        train_metrics={"train/td_error": 0.5, "rollout/ep_rew_mean/first": 1.0}
-    )
+    server.show(make_snapshot(train_metrics={"train/td_error": 0.5, "rollout/ep_rew_mean/first": 1.0}))
     text = server.ask("/metrics").body.decode()
     assert len(NAMES) > 12 and "asyncrl_train_td_error" in text
     for name in NAMES:
