@@ -283,8 +283,12 @@ class TrainerConfig:
 
     @property
     def envs(self) -> int:
-        """`envs_per_actor`, or if None as many as make about `ENVIRONMENTS` with all actors, and at least one."""
-        return self.envs_per_actor or max(1, round(ENVIRONMENTS / max(1, self.actors)))
+        """`envs_per_actor`, or if None as many as make about `ENVIRONMENTS` with all actors, and at least one.
+
+        With self-play at least two, so that `self_play_fraction` can be a half.
+        """
+        least = 1 if self.self_play == "none" else 2
+        return self.envs_per_actor or max(least, round(ENVIRONMENTS / max(1, self.actors)))
 
 
 def with_final_episodes(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:

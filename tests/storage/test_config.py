@@ -268,6 +268,7 @@ def test_actors_follow_the_cores() -> None:
 def test_all_actors_together_have_about_16_environments_whatever_their_number(actors: int, each: int) -> None:
     assert config(num_actors=actors).envs == each
     assert config(num_actors=actors, envs_per_actor=7).envs == 7
+    assert config(num_actors=actors, self_play="newest").envs == max(2, each)
 
 
 def test_a_run_on_a_dataset_has_no_actors_to_share_environments() -> None:
