@@ -284,8 +284,8 @@ class SegmentLoop(UpdateLoop):
     def _grant(self) -> None:
         """Grant segments as far as the balance allows, and wake waiting actors."""
         before = self._granted.copy()
-        rows = self._queue.released, self._queue.published_rows(), self._granted
-        if not self.pace.grant(*rows, learning=self._learning):
+        released, published = self._queue.released, self._queue.published_rows()
+        if not self.pace.grant(released, published, self._granted, learning=self._learning):
             return
         for index in np.flatnonzero(self._granted != before):
             if not self.rings[index].fault:  # else it receives its grant when it is restarted

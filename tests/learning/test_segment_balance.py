@@ -105,9 +105,8 @@ def test_where_the_learner_is_the_bottleneck_data_is_one_batch_old(seed):
     while len(run.batches) < 40:
         run.tick(0.05)
     lags = np.array(run.batches[5:])
-    assert (lags == 1).mean() > 0.9 and (
-        lags > 1
-    ).mean() < 0.05  # 0.15 and 0.85 where busy learners count as waiting
+    # 0.15 and 0.85 where busy learners count as waiting.
+    assert (lags == 1).mean() > 0.9 and (lags > 1).mean() < 0.05
 
 
 def test_a_learner_that_is_the_bottleneck_finds_no_more_than_the_credits():

@@ -225,7 +225,6 @@ def test_returns_of_agents_are_series_of_their_own_whatever_their_names(server: 
 def test_no_series_of_prometheus_ends_while_the_run_goes_on(server: ServerThread) -> None:
     def series(**fields: Any) -> set[object]:
         server.show(make_snapshot(**fields))
-        server.server._feed._reading = None
         return set(parse_prometheus(server.ask("/metrics").body.decode())[0])
 
     before = series()
