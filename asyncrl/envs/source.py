@@ -324,7 +324,7 @@ class EnvSource:
                 "correct a value of env_kwargs (--env-kwargs), or make it build with them in a fresh process"
             )
         if "ModuleNotFoundError" in what or "ImportError" in what:
-            fix = "actors import by name what is not defined in the main script: put that module on sys.path"
+            fix = "install the package; if the module is yours, put its directory on sys.path: actors import it by name"
         if "mujoco v2 and v3 based environments" in what:
             fix = 'write the newest version of its id, Name-v5, with pip install "asyncrl[mujoco]"'
         if "unexpected keyword argument" in what:
