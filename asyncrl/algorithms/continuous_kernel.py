@@ -30,7 +30,7 @@ _NOTHING = np.zeros((0, 0), np.float32)
 _LOW, _HIGH = np.float32(LOG_STD_MIN), np.float32(LOG_STD_MAX)
 
 
-def _arrays(*tensors: Tensor | None) -> tuple[NDArray[np.float32], ...]:
+def arrays(*tensors: Tensor | None) -> tuple[NDArray[np.float32], ...]:
     """One array view `[...]` of each tensor; an empty `[0, 0]` for None."""
     return tuple(_NOTHING if tensor is None else tensor.numpy() for tensor in tensors)
 
@@ -46,7 +46,7 @@ class CriticKernel:
         td, grad, loss = torch.empty(shape), torch.empty(shape), torch.empty(1)
         self._result = CriticLoss(loss, td), (grad,)
         self._arrays = [tensor.numpy() for tensor in (*columns, td, grad, loss)]
-        self._read = Kept(_arrays)
+        self._read = Kept(arrays)
 
     def __call__(
         self, outputs: tuple[Tensor], next_q: Tensor, *rest: Any
@@ -65,7 +65,7 @@ class ActorKernel:
         grad_q, grad_log_prob, loss = torch.empty(critics, size, 1), torch.empty(size, 1), torch.empty(1)
         self._result = ActorLoss(loss), (grad_q, grad_log_prob)
         self._arrays = [tensor.numpy() for tensor in (grad_q, grad_log_prob, loss)]
-        self._read = Kept(_arrays)
+        self._read = Kept(arrays)
 
     def __call__(
         self, outputs: tuple[Tensor, ...], alpha: Tensor | None = None
@@ -85,7 +85,7 @@ class DrawKernel:
         self._result = action, log_prob
         self._drawn = [tensor.numpy() for tensor in (action, deviation, log_prob)]
         self._grad_array = self._grad.numpy()
-        self._read, self._read_back = Kept(_arrays), Kept(_arrays)
+        self._read, self._read_back = Kept(arrays), Kept(arrays)
 
     def __call__(
         self, out: Tensor, noise: Tensor

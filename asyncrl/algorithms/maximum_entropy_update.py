@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asyncrl.acting.box import LOG_STD_MAX, LOG_STD_MIN
 from asyncrl.algorithms.continuous import ActorLoss, CriticLoss
-from asyncrl.algorithms.continuous_kernel import ActorKernel, CriticKernel, DrawKernel
+from asyncrl.algorithms.continuous_kernel import DrawKernel
 from asyncrl.algorithms.continuous_update import Buffers, ContinuousUpdate, Learned
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy, temperature_gradient
 from asyncrl.algorithms.staging import StagedBatch
@@ -60,7 +60,12 @@ class MaximumEntropyUpdate(ContinuousUpdate):
         config, spec, device, seed: see `ContinuousUpdate`.
         critic_loss: function of `(q, next_q, next_log_prob, alpha, batch)`.
         actor_loss: function of `(q, log_prob, alpha)`.
-        kernels: whether kernels compute the losses; allowed for SAC's losses only.
+        critic_kernel: function that makes the kernel of `critic_loss` for a batch.
+        actor_kernel: function that makes the kernel of `actor_loss` for B rows. Kernels compute the losses on the CPU
+            if both are given.
+
+    Attributes:
+        kernels: whether the kernels compute the losses.
     """
 
     config: MaximumEntropy
@@ -74,10 +79,13 @@ class MaximumEntropyUpdate(ContinuousUpdate):
         *,
         critic_loss: Callable[[Tensor, Tensor, Tensor, Tensor, StagedBatch], CriticLoss],
         actor_loss: Callable[[Tensor, Tensor, Tensor], ActorLoss],
-        kernels: bool = False,
+        critic_kernel: Callable[[StagedBatch], Callable[..., Any]] | None = None,
+        actor_kernel: Callable[[int], Callable[..., Any]] | None = None,
     ) -> None:
         super().__init__(config, spec, device, seed)
-        self.critic_loss, self.actor_loss, self.kernels = critic_loss, actor_loss, kernels
+        self.critic_loss, self.actor_loss = critic_loss, actor_loss
+        self.critic_kernel, self.actor_kernel = critic_kernel, actor_kernel
+        self.kernels = self.device.type == "cpu" and critic_kernel is not None and actor_kernel is not None
         self.log_alpha.fill_(math.log(config.ent_coef or config.ent_coef_initial))
         self.alpha = torch.zeros((), device=self.device)
         values = self.layout.action_values
@@ -171,5 +179,6 @@ class MaximumEntropyBuffers(Buffers):
         self.critic_gradients: Callable[..., Any] = partial(output_gradients, update.critic_loss)
         self.actor_gradients: Callable[..., Any] = partial(output_gradients, update.actor_loss)
         if update.kernels:
-            self.critic_gradients = CriticKernel(self.batch, update.critics.copies)
-            self.actor_gradients = ActorKernel(size, update.critics.copies)
+            assert update.critic_kernel is not None and update.actor_kernel is not None
+            self.critic_gradients = update.critic_kernel(self.batch)
+            self.actor_gradients = update.actor_kernel(size)

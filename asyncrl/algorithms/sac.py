@@ -7,6 +7,7 @@ Haarnoja et al. 2018b   Soft actor-critic algorithms and applications (twin crit
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from asyncrl.algorithms.continuous import ActorLoss, CriticLoss, squared_error
@@ -59,11 +60,16 @@ class SAC(MaximumEntropy):
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> MaximumEntropyUpdate:
         """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
+        from asyncrl.algorithms.continuous_kernel import ActorKernel, CriticKernel
         from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyUpdate
 
         return MaximumEntropyUpdate(
-            *(self, spec, device, seed),
+            self,
+            spec,
+            device,
+            seed,
             critic_loss=critic_loss,
             actor_loss=actor_loss,
-            kernels=device == "cpu",
+            critic_kernel=partial(CriticKernel, critics=self.num_critics),
+            actor_kernel=partial(ActorKernel, critics=self.num_critics),
         )

@@ -87,13 +87,18 @@ class TQC(MaximumEntropy):
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> MaximumEntropyUpdate:
         """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyUpdate
+        from asyncrl.algorithms.tqc_kernel import MeanActorKernel, TruncatedCriticKernel
 
-        dropped = self.top_quantiles_to_drop_per_critic * self.num_critics
+        critics, atoms, dropped = self.num_critics, self.num_quantiles, self.top_quantiles_to_drop_per_critic
         return MaximumEntropyUpdate(
             self,
             spec,
             device,
             seed,
-            critic_loss=partial(critic_loss, dropped=dropped),
+            critic_loss=partial(critic_loss, dropped=critics * dropped),
             actor_loss=actor_loss,
+            critic_kernel=partial(
+                TruncatedCriticKernel, critics=critics, atoms=atoms, dropped=critics * dropped
+            ),
+            actor_kernel=partial(MeanActorKernel, critics=critics, atoms=atoms),
         )

@@ -43,6 +43,8 @@ ROWS: dict[str, tuple[str, dict[str, Any], str, int]] = {
     "td3_256": ("TD3", {"hidden_sizes": (256, 256)}, "cheetah", 256),
     "sac_64": ("SAC", {"hidden_sizes": (64, 64)}, "cheetah", 128),
     "sac_256": ("SAC", {"hidden_sizes": (256, 256)}, "cheetah", 256),
+    "tqc_128": ("TQC", {"hidden_sizes": (128, 128)}, "cheetah", 256),
+    "tqc_256": ("TQC", {"hidden_sizes": (256, 256)}, "cheetah", 256),
     "ppo_discrete": ("PPO", {"minibatch_size": 64, "epochs": 4}, "cart", 16),
     "ppo_continuous": ("PPO", {"minibatch_size": 256, "epochs": 4}, "cheetah", 16),
     "impala": ("IMPALA", {}, "cart", 16),
@@ -133,7 +135,7 @@ def _minibatches_without_kernel() -> Iterator[None]:
 
     def without(self: Any, *arguments: Any) -> None:
         make(self, *arguments)
-        self._kernel = None
+        self.kernel = None
 
     with mock.patch.object(Minibatch, "__init__", without):
         yield

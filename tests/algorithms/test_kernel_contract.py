@@ -33,6 +33,8 @@ from asyncrl.algorithms import (
     qrdqn_kernel,
     sac,
     td3,
+    tqc,
+    tqc_kernel,
 )
 from asyncrl.algorithms.continuous import deterministic_actor_loss
 from asyncrl.algorithms.continuous_kernel import ActorKernel, CriticKernel, DrawKernel
@@ -40,6 +42,7 @@ from asyncrl.algorithms.impala import impala_loss
 from asyncrl.algorithms.maximum_entropy_update import squashed_draw
 from asyncrl.algorithms.on_policy_kernel import LossKernel
 from asyncrl.algorithms.ppo import _k3, ppo_loss
+from asyncrl.algorithms.tqc_kernel import MeanActorKernel, TruncatedCriticKernel
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.networks import hidden_layer, normalized_layer
 from asyncrl.networks.distributions import categorical, diagonal_gaussian
@@ -267,6 +270,30 @@ def actor_pairs(seed: int, size: int, critics: int) -> Pairs:
         yield from zip(("at q", "at log_prob"), our_grads, grads, strict=False)
 
 
+def truncated_pairs(seed: int, size: int, critics: int, atoms: int, dropped: int) -> Pairs:
+    """Losses of TQC; errors are within, at and beyond the Huber loss's threshold of 1."""
+    _, _, log_prob, batch = continuous_items(seed, size, critics)
+    theta = torch.randn(critics, 2 * size, atoms)[:, :size] * 10.0 ** (seed - 1)
+    next_theta, alpha = torch.randn(critics, size, atoms), torch.tensor(0.7)
+    batch.reward[3], batch.discount[3], theta[0, 3, 0] = 1.0, 0.0, 0.0
+    kernel: Any = TruncatedCriticKernel(batch, critics, atoms, dropped)
+    for spoilt in (False, True):
+        if spoilt:
+            theta[-1, 2, 0], batch.reward[4, 0] = math.nan, math.nan
+        rest = next_theta, log_prob, alpha, batch
+        expected, (grad,) = output_gradients(partial(tqc.critic_loss, dropped=dropped), (theta,), *rest)
+        ours, (our_grad,) = kernel((theta,), *rest)
+        assert ours.td.isnan().any(dim=0)[:, 0].nonzero().flatten().tolist() == [2, 4] * spoilt
+        yield "errors", ours.td, expected.td
+        yield "gradient", our_grad, grad
+        yield "loss", ours.loss[0], expected.loss.detach()
+    leaves = theta.nan_to_num(), log_prob
+    expected_actor, grads = output_gradients(tqc.actor_loss, leaves, alpha)
+    our_actor, our_grads = MeanActorKernel(size, critics, atoms)(leaves, alpha)
+    yield "actor's loss", our_actor.loss[0], expected_actor.loss.detach()
+    yield from zip(("at theta", "at log_prob"), our_grads, grads, strict=True)
+
+
 def outputs_of_a_policy(seed: int, rows: int, values: int) -> tuple[Tensor, Tensor]:
     """Means up to far saturation and log standard deviations within, at and beyond their limits; noise."""
     generator = torch.Generator().manual_seed(seed)
@@ -370,6 +397,16 @@ CONTRACTS = {
     ),
     "actor": Contract(
         continuous_kernel, ("actor_kernel",), actor_pairs, [{"critics": n} for n in (1, 2, 3)], 1e-5
+    ),
+    "truncated": Contract(
+        tqc_kernel,
+        ("truncated_kernel", "mean_actor_kernel"),
+        truncated_pairs,
+        [
+            {"critics": c, "atoms": m, "dropped": d}
+            for c, m, d in ((1, 1, 0), (1, 5, 0), (2, 25, 4), (3, 7, 6))
+        ],
+        atol=1e-5,
     ),
     "draw": Contract(
         continuous_kernel,
