@@ -103,16 +103,20 @@ def critics_of_actions(actor: BoxLayout, hidden: tuple[int, ...], copies: int) -
 
 @dataclass(frozen=True, kw_only=True)
 class ContinuousActor(OffPolicy):
-    """Options of all off-policy algorithms with an actor of real-valued actions."""
+    """Options of all off-policy algorithms with an actor of real-valued actions.
+
+    By default there are two updates of 128 transitions per step, of networks with layers of 128. The papers have one of
+    256 and layers of 256. On a CPU that takes twice the time, and SAC learns no more from as many steps (docs/results.md).
+    """
 
     action_kinds: ClassVar[tuple[type, ...]] = (BoxAction,)
     needs_bounds: ClassVar[bool] = True
 
     learning_rate: Rate = 3e-4
-    batch_size: int = 256
+    batch_size: int = 128
     samples_per_insert: float | None = 256.0
     tau: float = 0.005
-    hidden_sizes: tuple[int, ...] = (256, 256)
+    hidden_sizes: tuple[int, ...] = (128, 128)
 
     max_grad_norm: Positive | None = None
     """Maximum norm of the actor's gradient, and of the critics'; none disables clipping."""

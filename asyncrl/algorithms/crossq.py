@@ -38,6 +38,7 @@ class CrossQ(MaximumEntropy):
     takes_images: ClassVar[bool] = False
 
     learning_rate: Rate = 1e-3
+    hidden_sizes: tuple[int, ...] = (256, 256)
     policy_delay: int = 3
 
     batch_size: Annotated[int, Range(at_least=2)] = 256

@@ -127,7 +127,7 @@ def compare_replay(name: str, env: Any, spec: EnvSpec, scale: float, variant: st
     made = {"sac": peer.SAC, "td3": peer.TD3}[name]
     model = made("MlpPolicy", env, device="cpu", seed=0, policy_kwargs={"net_arch": [256, 256]}, **delay)
     model.set_logger(configure(None, []))
-    ours: Any = {"sac": SAC, "td3": TD3}[name](**delay).make_updater(spec, "cpu", 0)
+    ours: Any = {"sac": SAC, "td3": TD3}[name](hidden_sizes=(256, 256), **delay).make_updater(spec, "cpu", 0)
     with torch.no_grad():
         for parameter in model.actor.parameters():
             parameter.mul_(scale)
