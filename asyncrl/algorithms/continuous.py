@@ -106,7 +106,8 @@ class ContinuousActor(OffPolicy):
     """Options of all off-policy algorithms with an actor of real-valued actions.
 
     By default there are two updates of 128 transitions per step, of networks with layers of 128. The papers have one of
-    256 and layers of 256. On a CPU that takes twice the time, and SAC learns no more from as many steps (docs/results.md).
+    256 and layers of 256, which takes twice the time on a CPU; SAC learns no more from as many steps by it
+    (docs/results.md).
     """
 
     action_kinds: ClassVar[tuple[type, ...]] = (BoxAction,)
