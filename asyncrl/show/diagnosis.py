@@ -146,7 +146,7 @@ RULES = (
         lambda e: e.updates == 0 and e.state != "running",
         "The run ended before its first update.",
         "total_steps",
-        "far more than {needed_steps:,}, from which it learns",
+        "far more than {first_update_steps:,}, from which it learns",
         "{steps:,} steps, 0 updates",
     ),
     Rule(
@@ -377,7 +377,7 @@ def _finding(rule: Rule, evidence: Evidence) -> Finding:
         | {
             "error_line": evidence.error.partition("\n")[0] or evidence.state,
             "options": _Figures(evidence.options),
-            "needed_steps": int(evidence.options.get("learning_starts") or 0),
+            "first_update_steps": evidence.first_update_steps,
             "twice": 2 * evidence.steps,
         }
     )

@@ -28,6 +28,7 @@ class Evidence:
         on_policy: whether the algorithm learns from segments.
         options: options of the algorithm.
         actors: number of actor processes.
+        environments: number of environments of all actors.
         cores: number of the machine's cores, infinite if unknown.
         first, best, final: greedy returns at the beginning, at best and at the end: means over `window` consecutive
             evaluations, so that all are over equally many episodes, and a single lucky evaluation is not the best. The
@@ -46,6 +47,7 @@ class Evidence:
     on_policy: bool = False
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     actors: int = 1
+    environments: int = 1
     cores: float = math.inf
     state: str = ""
     stop_reason: str = ""
@@ -81,6 +83,13 @@ class Evidence:
     steps_per_second: float | None = _mean("time/fps")
 
     @property
+    def first_update_steps(self) -> int:
+        """Environment steps before the first update, 0 if unknown: a segment of each environment, or learning starts."""
+        if self.on_policy:
+            return self.environments * (integer(self.options.get("segment_length")) or 0)
+        return integer(self.options.get("learning_starts")) or 0
+
+    @property
     def spread(self) -> float:
         """Highest return minus the lower of the first and the last, at least 1."""
         if self.best is None or self.first is None or self.final is None:
@@ -106,16 +115,19 @@ def collect(run: KeptRun) -> Evidence:
     updates = integer(summary.get("updates"))
     if updates is None:
         updates = max((integer(entry.get("train/n_updates")) or 0 for entry in reports), default=0)
+    trainer = table(run.options, "trainer")
+    actors = integer(trainer.get("num_actors")) or max(1, (cores or 2) - 1)
     fields = {field.name: field.metadata.get("metric") for field in dataclasses.fields(Evidence)}
     means: dict[str, Any] = {name: _tail_mean(reports, metric) for name, metric in fields.items() if metric}
     return Evidence(
         on_policy="queue_batches" in algorithm,
         options=algorithm,
-        actors=integer(run.options.get("trainer", {}).get("num_actors")) or max(1, (cores or 2) - 1),
+        actors=actors,
+        environments=actors * (integer(trainer.get("envs_per_actor")) or 1),
         cores=cores or math.inf,
         state=run.state,
         stop_reason=str(summary.get("stop_reason") or ""),
-        target_return=number(run.options.get("trainer", {}).get("target_return")),
+        target_return=number(trainer.get("target_return")),
         reward_threshold=number(summary.get("reward_threshold")),
         error=printable(str(summary.get("error") or "")),
         steps=run.env_steps,

@@ -153,6 +153,18 @@ def test_a_run_that_is_well_has_no_finding(algo: str, tmp_path: Path) -> None:
     assert diagnose(collect(make(tmp_path / "x", algo, {}))) == []
 
 
+@pytest.mark.parametrize(
+    ("algo", "options", "needed"),
+    [("dqn", {"learning_starts": 7_000}, "7,000"), ("ppo", {"segment_length": 128}, "4,096")],
+)
+def test_a_run_without_an_update_is_told_the_steps_before_the_first(
+    algo: str, options: dict[str, Any], needed: str, tmp_path: Path
+) -> None:
+    different = {**RUNS["no update"][1], "options": options, "trainer": {"envs_per_actor": 8}}
+    finding = diagnose(collect(make(tmp_path / "x", algo, different)))[0]
+    assert (finding.name, finding.change) == ("no update", f"far more than {needed}, from which it learns")
+
+
 def test_a_run_that_reached_its_target_need_not_be_faster(tmp_path: Path) -> None:
     different = {"metrics": {"async/actor_wait_fraction": 0.95}, "summary": {"stop_reason": "target_return"}}
     assert diagnose(collect(make(tmp_path / "x", "dqn", different))) == []
