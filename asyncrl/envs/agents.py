@@ -57,6 +57,8 @@ class ByPolicy(_Choice):
     """The option `policies`: argument `patterns`, the pattern of each policy's agents by its name."""
 
 
+_MOST_EPISODES = 8
+"""Most episodes that are begun to find out which agents have masks in their infos."""
 _OPTIONS: dict[type[_Choice], str] = {AgentId: "agent_id", PadSpaces: "pad_spaces", ByPolicy: "policies"}
 
 
@@ -531,12 +533,22 @@ class SharedForm:
         return agents, observed[0], acted[0]
 
     def _masked(self, observed: list[Any], acted: list[Any]) -> list[bool]:
-        """Whether each agent has action masks: in its observation, or in the infos of an episode begun for this."""
+        """Whether each agent has action masks: in its observation, or in the infos of episodes begun for this.
+
+        More than one is begun where an agent takes no part in the first. One that is never there is taken to have masks
+        if another has them.
+        """
         masked = [isinstance(space, spaces.Dict) and MASK_KEY in space.spaces for space in observed]
         if any(masked) or any(mask_size(space) is None for space in acted):
             return masked
-        infos = _dicts(self._name, "reset", self._parallel.reset(), ("observations", "infos"))[1]
-        return [MASK_KEY in (infos.get(key) or {}) for key in self._keys]
+        found: dict[Any, bool] = {}
+        for _ in range(_MOST_EPISODES):
+            infos = _dicts(self._name, "reset", self._parallel.reset(), ("observations", "infos"))[1]
+            found = {key: MASK_KEY in (infos.get(key) or {}) for key in self._parallel.agents} | found
+            if all(key in found for key in self._keys):
+                break
+        others = any(found.get(key, False) for key in self._keys)
+        return [found.get(key, others) for key in self._keys]
 
     def _seen(self, own: Any, longest: int, choices: int | None, agent_id: bool) -> spaces.Space[Any]:
         """Return the space of what `AgentView` makes of an observation of the space `own`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from asyncrl.errors import (
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 
 
-def source_of(env: Any, **options: bool) -> EnvSource:
+def source_of(env: Any, **options: Any) -> EnvSource:
     return EnvSource.from_user(env).changed({}, (), **options)
 
 
@@ -103,6 +104,43 @@ def test_masks_are_found_in_the_info_and_in_the_observation(env: Any) -> None:
     np.testing.assert_array_equal(masks(obs), np.eye(5, dtype=bool)[:3])
     assert try_out(source_of(env), 0.5).return_mean == 15.0, "random actions keep to the masks"
     assert all(agent.masked for agent in spec.agents)
+
+
+class RedComesLater(MaskedByInfo):
+    """One agent takes no part in the first two episodes."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.begun = getattr(self, "begun", 0) + 1
+        returned = super().reset(seed)
+        if self.begun > 2:
+            return returned
+        self.agents.remove("red")
+        observations, infos = ({name: part[name] for name in self.agents} for part in returned)
+        return observations, infos
+
+
+@pytest.mark.parametrize("policies", [None, {"late": "red", "others": "green|blue"}])
+def test_masks_of_agents_that_take_no_part_in_the_first_episodes(policies: Any) -> None:
+    """Which agents have masks, and so the spec, must not depend on who takes part in the first episode."""
+    options = {} if policies is None else {"policies": policies}
+    spec = describe(source_of(RedComesLater, **options))
+    assert all(agent.masked for agent in spec.agents)
+    whole = describe(source_of(MaskedByInfo, **options))
+    assert spec.agents == whole.agents and spec.observation_shape == whole.observation_shape
+    for own, other in zip(spec.policies, whole.policies, strict=True):
+        assert dataclasses.replace(own.spec, name=other.spec.name) == other.spec
+    policy = policy_of(describe(source_of(RedComesLater)))
+    with pytest.raises(ValueError, match="red must have action_mask"):
+        policy.predict({"red": np.zeros(4, np.float32)})
+
+
+def test_the_number_of_episodes_begun_to_find_masks_is_limited() -> None:
+    class RedNeverComes(RedComesLater):
+        def reset(self, seed: int | None = None, options: Any = None) -> Any:
+            self.begun = 0
+            return super().reset(seed)
+
+    assert all(agent.masked for agent in describe(source_of(RedNeverComes)).agents)
 
 
 def test_a_mask_that_is_missing_from_an_info_is_named() -> None:
