@@ -63,7 +63,7 @@ class DatasetReplay(PrioritizedReplay):
 def _checksum(*arrays: NDArray[Any]) -> int:
     total = 0
     for array in arrays:
-        total = zlib.crc32(np.ascontiguousarray(array), total)
+        total = zlib.crc32(np.ascontiguousarray(array).data, total)
     return total
 
 
