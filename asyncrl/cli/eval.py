@@ -138,7 +138,8 @@ async def _played(
     """The environment to play, or levels of it, and its own limit of steps if it is another one than the run's.
 
     Raises:
-        SpacesDoNotFit: the environment of `--env` has other spaces than the policy (ASYNC005).
+        SpacesDoNotFit: the environment of `--env`, or one changed by `--env-kwargs`, has other spaces than the policy
+            (ASYNC005).
     """
     from asyncrl.actors.probe import probe
     from asyncrl.envs.checks import require_same_spaces
@@ -155,7 +156,11 @@ async def _played(
     source, folder = policy.source, Path(file).parent
     if folder.name == "checkpoints" and (folder.parent / "config.toml").is_file():
         source = evaluations_of_run(folder.parent, source)
-    return source.with_arguments(options.env_kwargs), None
+    source = source.with_arguments(options.env_kwargs)
+    if options.env_kwargs:
+        for _, level in source.levels or (("", source),):
+            require_same_spaces(policy.spec, await probe(server, level))
+    return source, None
 
 
 def _figures(each: Any, lengths: Any, evaluator: RemoteEvaluator) -> dict[str, Any]:

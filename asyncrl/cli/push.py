@@ -66,7 +66,8 @@ def run(options: PushOptions, server: ForkServer) -> None:
     hub.require_pushable(policy, options.repo)
     print(f"policy       {policy.describe(file)}", flush=True)
     play = EvalOptions(run=options.run, episodes=options.episodes, seed=options.seed)
-    played = evaluate(policy, file, play, server)
+    # In the environment that the card names and the repository loads, not in those of the run's own evaluations.
+    played = evaluate(policy, f"{hub.SCHEME}{options.repo.removeprefix(hub.SCHEME)}", play, server)
     reached = with_deviation(played["return_mean"], played["return_std"])
     print(f"return       {reached} over {played['episodes']} greedy episodes", flush=True)
     card = hub.model_card(policy, options.repo, played, options.license)

@@ -302,8 +302,8 @@ def rows_of(obs: Any, spec: EnvSpec) -> NDArray[Any]:
     """Convert the observations given to `predict` to a row `[n]` or rows `[B, n]`.
 
     Args:
-        obs: one observation of the space, a batch whose leaves have a first axis B, a list of Dict observations, or
-            rows `[..., n]` (no copy).
+        obs: one observation of the space, a batch whose leaves have a first axis B (of stacks of frames `[B, k]`), a
+            list of Dict observations, or rows `[..., n]` (no copy).
         spec: the environment.
 
     Raises:
@@ -316,11 +316,16 @@ def rows_of(obs: Any, spec: EnvSpec) -> NDArray[Any]:
     if _is_list_of_dicts(obs, spec):
         return np.stack([rows_of(one, spec) for one in obs])
     arrays = [_array_of(obs, leaf) for leaf in spec.leaves]
-    if arrays[0].ndim == len(spec.leaves[0].shape):
+    axes = [
+        array.shape[: array.ndim - len(leaf.shape)] for array, leaf in zip(arrays, spec.leaves, strict=True)
+    ]
+    if not axes[0]:
         return _row_of(arrays, spec)
-    if len(lengths := {array.shape[:1] for array in arrays}) > 1:
-        raise ValueError(f"all leaves of a batch must have one first axis, got {sorted(lengths)}")
-    return np.stack([_row_of([array[i] for array in arrays], spec) for i in range(len(arrays[0]))])
+    if len(set(axes)) > 1:
+        raise ValueError(f"all leaves of a batch must have the same first axes, got {sorted(set(axes))}")
+    flat = [array.reshape(-1, *array.shape[len(axes[0]) :]) for array in arrays]
+    rows = np.stack([_row_of([array[i] for array in flat], spec) for i in range(len(flat[0]))])
+    return rows.reshape(*axes[0], -1)
 
 
 def _is_list_of_dicts(obs: Any, spec: EnvSpec) -> bool:

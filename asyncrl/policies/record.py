@@ -16,7 +16,7 @@ from asyncrl.acting.frames import FrameStacks
 from asyncrl.acting.recurrent import memory_of
 from asyncrl.actors.streams import ActionForm, PlainStreams, Streams, VectorStreams
 from asyncrl.algorithms import ALGORITHMS
-from asyncrl.envs.checks import close_env
+from asyncrl.envs.checks import close_env, require_same_spaces, spec_of
 from asyncrl.envs.dataset_spaces import spaces_of
 from asyncrl.errors import ConfigurationError, environment_calls
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
@@ -72,7 +72,7 @@ def record(
 
     Raises:
         ConfigurationError: there is a dataset in `out`, or Minari is not installed (ASYNC017).
-        SpacesDoNotFit: the environment has several agents (ASYNC005).
+        SpacesDoNotFit: the environment has several agents, or other spaces than the policy by now (ASYNC005).
         EnvironmentRaised: the environment raised an exception (ASYNC002).
     """
     require_minari()
@@ -84,6 +84,7 @@ def record(
     streams = VectorStreams(env, spec) if spec.vector_envs else PlainStreams([env, *more], spec)
     how = "greedy actions" if deterministic else "exploring actions"
     try:
+        require_same_spaces(spec, spec_of(policy.source.name, env))
         about = f"{policy.describe()}, {how}, seed {seed}"
         writer = DatasetWriter(folder, env, spec, algorithm=policy.meta.algo, description=about)
         player = _Player(policy, streams, spaces_of(env), deterministic, seed)

@@ -17,6 +17,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import Batch
 from asyncrl.replay.replay import PrioritizedOptions, PrioritizedReplay
 from asyncrl.replay.ring_replay import RingReplay
@@ -30,7 +31,8 @@ class DatasetReplay(PrioritizedReplay):
         fingerprint: checksum of the dataset, by which a resumed run knows it again.
 
     Raises:
-        ValueError: as `PrioritizedReplay`, or a restored state is that of another dataset.
+        ValueError: as `PrioritizedReplay`.
+        ConfigurationError: a restored state is that of another dataset (ASYNC017).
     """
 
     STATE = (*RingReplay.STATE, "priorities", "_rng", "fingerprint")
@@ -40,7 +42,7 @@ class DatasetReplay(PrioritizedReplay):
         self.ingest()
         rows = int(self.cursors[0, 0])
         self.fingerprint = self._own = _checksum(
-            ring.action[:, :rows], ring.reward[:, :rows], ring.flags[:, :rows]
+            *(array[0, :rows] for array in (ring.obs, ring.action, ring.reward, ring.flags))
         )
 
     @property
@@ -50,14 +52,18 @@ class DatasetReplay(PrioritizedReplay):
 
     def _restored(self) -> None:
         if self.fingerprint != self._own:
-            raise ValueError("the dataset must be the one that the run began with, and it holds other steps")
+            raise ConfigurationError(
+                "the dataset must be the one that the run began with, and it holds other steps",
+                fix="give that one, if it has moved: dataset=DIR or demonstrations=DIR, on the command line --dataset "
+                "DIR or --demonstrations DIR",
+            )
         self.tree.sum_range(0, self.tree.capacity)
 
 
 def _checksum(*arrays: NDArray[Any]) -> int:
     total = 0
     for array in arrays:
-        total = zlib.crc32(array.tobytes(), total)
+        total = zlib.crc32(np.ascontiguousarray(array).data, total)
     return total
 
 

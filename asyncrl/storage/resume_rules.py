@@ -30,8 +30,6 @@ FIXED = {
     "policies": TASK,
     "algo": TASK,
     "seed": RANDOM,
-    "dataset": TASK,
-    "demonstrations": TASK,
     "demonstration_fraction": RANDOM,
     "init_from": "the run has weights of its own by now",
     "envs_per_actor": ROWS,
@@ -70,6 +68,10 @@ FIXED_IN_LOCKSTEP = dict.fromkeys(
 """Further options that may not change if the discipline is exact (see `Algorithm.exact`), with the reason."""
 
 
+KNOWN_BY_CONTENT = ("dataset", "demonstrations")
+"""Folders that may have moved: the checkpoint knows their steps by a checksum."""
+
+
 def check_changes(
     config: TrainerConfig, algorithm: Algorithm, new_config: TrainerConfig, new_algorithm: Algorithm
 ) -> None:
@@ -86,6 +88,9 @@ def check_changes(
     for name, reason in fixed.items():
         if name in before and before[name] != after[name]:
             raise refused_change(name, before[name], after[name], reason)
+    for name in KNOWN_BY_CONTENT:
+        if (before[name] is None) != (after[name] is None):
+            raise refused_change(name, before[name], after[name], TASK)
     for policy in config.policies:
         own = _own_values(algorithm, config, policy), _own_values(new_algorithm, new_config, policy)
         for name in own[0].keys() & fixed.keys():

@@ -342,7 +342,10 @@ class Search:
         return self.folder / f"finalist-{trial.number:03}-s{seed}"
 
     def chosen(self) -> Trial:
-        """The finalist with the best mean value over its seeds. Raises `ConfigurationError` if no trial is complete."""
+        """The finalist with the best mean value over its seeds, among those of which the fewest runs failed.
+
+        Raises `ConfigurationError` if no trial is complete.
+        """
         finalists = self.complete()[:FINALISTS]
         if not finalists:
             raise ConfigurationError(
@@ -350,15 +353,19 @@ class Search:
                 facts={"trials": len(self.trials)},
                 fix="give the search more --trials or --max-seconds, or trials of fewer --steps",
             )
-        return max(finalists, key=self._mean_value)
+        values = {trial.number: self._values(trial) for trial in finalists}
+        return max(
+            finalists, key=lambda trial: (len(values[trial.number]), float(np.mean(values[trial.number])))
+        )
 
-    def _mean_value(self, trial: Trial) -> float:
+    def _values(self, trial: Trial) -> list[float]:
+        """Values of a complete trial and of its further runs that have not failed."""
+        assert trial.value is not None
         seed = self._job.config.seed
         folders = [
             self._finalist_folder(trial, further) for further in range(seed + 1, seed + 1 + CHOOSING_SEEDS)
         ]
-        values = [self._finals[folder][0] for folder in folders if folder in self._finals]
-        return float(np.mean([trial.value, *values]))
+        return [trial.value, *(self._finals[folder][0] for folder in folders if folder in self._finals)]
 
     def _held_out(self) -> list[Task]:
         """Runs of the comparison that are not there yet; none if no trial is better than the record."""

@@ -151,7 +151,9 @@ def test_predict_takes_what_the_environment_gives() -> None:
     made = rows_of(batch, spec_of(spaces.Dict({"a": spaces.MultiDiscrete([2, 2])})))
     assert made.tolist() == [[1, 0, 1, 0]] * 4
     several = spec_of(spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)}))
-    with pytest.raises(ValueError, match="all leaves of a batch must have one first axis"):
+    stacks = {"a": np.array([[0, 1], [1, 1], [0, 0]]), "b": np.array([[1, 1], [0, 1], [0, 0]])}
+    assert rows_of(stacks, several)[1].tolist() == [[0, 1, 1, 0], [0, 1, 0, 1]]
+    with pytest.raises(ValueError, match="all leaves of a batch must have the same first axes"):
         rows_of({"a": np.zeros(3, int), "b": np.zeros(2, int)}, several)
 
 

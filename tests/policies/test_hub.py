@@ -20,10 +20,12 @@ from portable_policies import make_network, portable
 from waiting import PATIENCE_SECONDS
 
 import asyncrl
+from asyncrl.config import TrainerConfig
 from asyncrl.errors import AsyncRLError, CheckpointError, ConfigurationError, ResourceError
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.policies import hub as hub_module
 from asyncrl.policies.policy_file import PolicyFile, read_policy_file, write_policy
+from asyncrl.storage.config_file import dump_config
 
 huggingface_hub: Any = pytest.importorskip("huggingface_hub")
 constants: Any = pytest.importorskip("huggingface_hub.constants")
@@ -72,7 +74,9 @@ def test_the_command_pushes_and_any_machine_loads(
     lfs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = portable(asyncrl.PPO(), SPEC)
-    file = policy.save(tmp_path / "pole.policy")
+    file = policy.save(tmp_path / "run" / "checkpoints" / "12")
+    elsewhere = TrainerConfig(env="CartPole-v1", algo="ppo", eval_env_kwargs={"sutton_barto_reward": True})
+    (tmp_path / "run" / "config.toml").write_text(dump_config(elsewhere, asyncrl.PPO()))
     with hub_stand_in(lfs) as served:
         use_hub(served, tmp_path, monkeypatch)
         done = command(

@@ -202,6 +202,16 @@ def test_what_was_recorded_before_an_error_is_kept(tmp_path: Path) -> None:
     assert [len(episode) for episode in minari.MinariDataset(str(tmp_path / "a" / "data"))] == [3]
 
 
+def test_an_environment_with_other_spaces_by_now_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    policy = policy_of(DQN(hidden_sizes=(8,)), "FrozenLake-v1")
+    policy.source = EnvSource.from_user("FrozenLake8x8-v1")
+    with pytest.raises(errors.SpacesDoNotFit, match="their observation spaces differ"):
+        record(policy, tmp_path / "a", steps=20)
+    assert not (tmp_path / "a").exists()
+
+
 def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(policy_of(DQN(hidden_sizes=(8,)), Counting).save(tmp_path / "x.policy"))
     out = tmp_path / "data sets" / "first"

@@ -198,6 +198,8 @@ def test_eval_plays_an_environment_that_is_named(tmp_path: Path, capsys: pytest.
     assert "[ASYNC005] levels:Level cannot evaluate a policy of levels:Level: their observation" in (
         capsys.readouterr().err
     )
+    assert main(["eval", str(run), "--env-kwargs", "wide:True"]) == 1
+    assert "their observation spaces differ" in capsys.readouterr().err
     assert main(["eval", str(run), "--env", "CartPole-v9"]) == 1
     assert "[ASYNC006]" in capsys.readouterr().err
 

@@ -17,6 +17,8 @@ from asyncrl import errors
 from asyncrl.envs.packing import packed
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Agent
+from asyncrl.replay.dataset_replay import DatasetReplay
+from asyncrl.saved_state import restore, saved
 from asyncrl.storage.dataset import dataset_id, open_dataset, read_dataset
 
 minari = pytest.importorskip("minari")
@@ -201,3 +203,17 @@ def test_several_agents_are_refused(walk: Path) -> None:
         errors.SpacesDoNotFit, match="has 2 agents, and an episode of a Minari dataset has one"
     ):
         read_dataset(str(walk), spec, ahead=1)
+
+
+def test_a_dataset_of_the_same_actions_and_other_observations_is_another_one(walk: Path) -> None:
+    segment, ring = read_dataset(str(walk), describe(EnvSource.from_user(Walk)), ahead=1)
+    with segment:
+
+        def replay() -> DatasetReplay:
+            return DatasetReplay(ring, n_step=1, gamma=0.9, rng=np.random.default_rng(0))
+
+        state = saved(replay())
+        restore(replay(), state)
+        ring.obs[0, 3] += 1
+        with pytest.raises(errors.ConfigurationError, match="it holds other steps"):
+            restore(replay(), state)

@@ -237,10 +237,19 @@ def test_values_are_compared_with_the_returns_of_the_actors_rows_alone(short_rea
     assert shown.summary["env_steps"] >= 300 and 0 < max(pairs) <= 16, pairs
 
 
-def test_a_run_goes_on_with_its_own_demonstrations_only(balanced: str, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_its_own_demonstrations_only_wherever_they_are(
+    balanced: str, tmp_path: Path
+) -> None:
     folder = write_dataset(tmp_path / "shown", steps=600)
     shown(tmp_path / "run", str(folder)).learn(total_steps=200)
-    folder.rename(tmp_path / "before")
+    folder.rename(tmp_path / "moved")
     write_dataset(folder, steps=600, seed=5)
-    with pytest.raises(errors.CheckpointError, match="the dataset must be the one that the run began with"):
+    with pytest.raises(
+        errors.ConfigurationError, match="the dataset must be the one that the run began with"
+    ) as no:
         Trainer.resume(tmp_path / "run", 400).learn()
+    assert "--demonstrations DIR" in str(no.value)
+    found = Trainer.resume(tmp_path / "run", 400, demonstrations=str(tmp_path / "moved")).learn()
+    assert found.summary["env_steps"] >= 400
+    with pytest.raises(errors.ConfigurationError, match="demonstrations may not change"):
+        Trainer.resume(tmp_path / "run", 600, demonstrations=None)

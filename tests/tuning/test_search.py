@@ -224,6 +224,14 @@ def test_a_trial_that_falls_behind_the_trials_it_knows_is_pruned(whole: Whole) -
     assert tags == {"tags": ["trial", "pruned"]}
 
 
+def test_a_finalist_whose_further_runs_fail_is_not_chosen(whole: Whole, tmp_path: Path) -> None:
+    """Its first value alone is the lucky one, which the further runs are there to correct."""
+    best = whole.found.trial
+    errors = {f"finalist-{best:03}-s{seed}": TrainingDiverged("NaN") for seed in (1, 2)}
+    found = searched(tmp_path, Runs(errors=errors))
+    assert drawn(found) == drawn(whole.found) and found.trial != best
+
+
 def test_seconds_only_limit_the_number_of_trials(tmp_path: Path) -> None:
     found = searched(tmp_path, max_seconds=1e-9, trials=5)
     assert [(trial.number, trial.state) for trial in found.trials] == [(0, "complete")]
