@@ -84,7 +84,7 @@ class Evidence:
 
     @property
     def first_update_steps(self) -> int:
-        """Environment steps before the first update, 0 if unknown: a segment of each environment, or learning starts."""
+        """Environment steps before the first update, 0 if unknown: one segment of each environment, or the warm-up."""
         if self.on_policy:
             return self.environments * (integer(self.options.get("segment_length")) or 0)
         return integer(self.options.get("learning_starts")) or 0
