@@ -305,7 +305,7 @@ def test_asyncrl_004_constructor_fails() -> None:
 def test_asyncrl_004_module_that_actors_cannot_import(module: str) -> None:
     source = EnvSource("lost", "factory", pickle.dumps(fakes.SimpleEnv).replace(b"fakes", b"fakez"))
     with pytest.raises(
-        EnvironmentNotBuilt, match=r"(?s)No module named 'fakez'.*put that module on sys.path"
+        EnvironmentNotBuilt, match=r"(?s)No module named 'fakez'.*put its directory on sys.path"
     ):
         describe(source)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,11 +113,23 @@ def test_half_and_half_is_a_whole(record: Any, short_reach: str, tmp_path: Path)
     assert found == expected
 
 
-def test_another_dataset_is_refused_when_a_run_goes_on(balanced: str, tmp_path: Path) -> None:
-    trainer = Trainer("CartPole-v1", BC(hidden_sizes=(8,)), dataset=balanced, run_dir=tmp_path / "run", **RUN)
+def test_a_run_goes_on_with_its_own_dataset_only_wherever_it_is(balanced: str, tmp_path: Path) -> None:
+    folder, other = tmp_path / "set", write_dataset(tmp_path / "other", steps=1_500, seed=5)
+    shutil.copytree(balanced, folder)
+    trainer = Trainer(
+        "CartPole-v1", BC(hidden_sizes=(8,)), dataset=str(folder), run_dir=tmp_path / "run", **RUN
+    )
     trainer.learn(total_steps=10)
-    with pytest.raises(errors.ConfigurationError, match="dataset may not change when a run goes on"):
-        Trainer.resume(tmp_path / "run", 20, dataset=str(tmp_path / "other"))
+    folder.rename(tmp_path / "moved")
+    with pytest.raises(errors.ConfigurationError, match="dataset may not change"):
+        Trainer.resume(tmp_path / "run", 20, dataset=None)
+    with pytest.raises(
+        errors.ConfigurationError, match="the dataset must be the one that the run began with"
+    ) as no:
+        Trainer.resume(tmp_path / "run", 20, dataset=str(other)).learn()
+    assert "--dataset DIR" in str(no.value)
+    found = Trainer.resume(tmp_path / "run", 20, dataset=str(tmp_path / "moved")).learn()
+    assert found.summary["updates"] == 20
 
 
 @pytest.mark.slow
