@@ -47,7 +47,7 @@ class EpisodePlayer:
         max_envs: largest number of environments to build; more episodes than that take turns.
         alive: callback with the number of finished episodes, after each build, reset and step of an environment.
         env: the first environment; None builds it.
-        agents: names of the agents that the policy acts for; None does not compare them with the environment's.
+        trained: spec of the environment in which the policy was trained; None does not compare the spaces.
 
     Attributes:
         cut_episodes: number of episodes of the last `play` that were cut at a limit.
@@ -61,7 +61,7 @@ class EpisodePlayer:
         max_envs: int = MAX_ENVS,
         alive: Callable[[int], None] = lambda _: None,
         env: Any = None,
-        agents: tuple[str, ...] | None = None,
+        trained: EnvSpec | None = None,
     ) -> None:
         self._policy, self._memory = policy, memory_of(policy)
         self._states = np.zeros((0, 0), np.float32)  # recurrent state of each episode of a `play`
@@ -78,8 +78,8 @@ class EpisodePlayer:
         self.cut_episodes = 0
         self.successes = np.zeros(0, np.int8)
         self._spec: EnvSpec = env_checks.spec_of(source.name, built)
-        if agents is not None:
-            env_checks.require_agents(agents, source.name, [agent.name for agent in self._spec.agents])
+        if trained is not None:
+            env_checks.require_same_spaces(trained, self._spec)
 
     def close(self) -> None:
         """Close the environments."""

@@ -75,7 +75,7 @@ class RemoteEvaluator:
         self.levels: tuple[str, ...] = names
         self._first, self._policy = sources[0], policy_bytes
         self.agents, self.policies = tuple(agent.name for agent in spec.agents), spec.policies
-        self._plan = pickle.dumps(EvaluatorPlan(sources, policy_bytes, self.agents))
+        self._plan = pickle.dumps(EvaluatorPlan(sources, policy_bytes, spec))
         self._name = spec.name
         self._seed, self._deterministic = seed, deterministic
         self._max_steps = max_episode_steps or spec.max_episode_steps or EPISODE_STEPS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asyncrl.envs.source import EnvSource
-from asyncrl.interfaces import SelfPlay
+from asyncrl.interfaces import EnvSpec, SelfPlay
 from asyncrl.shm.requests import RequestLayout
 from asyncrl.shm.ring import RingLayout
 
@@ -91,9 +91,9 @@ class EvaluatorPlan:
     Attributes:
         sources: the environment of every level; the first is built before the process is ready.
         policy: pickled `Policy`.
-        agents: names of several agents for which the policy acts; empty for one agent.
+        spec: spec of the environment in which the policy was trained.
     """
 
     sources: tuple[EnvSource, ...]
     policy: bytes
-    agents: tuple[str, ...]
+    spec: EnvSpec

@@ -250,7 +250,7 @@ def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, 
 
     def player_of(level: int) -> EpisodePlayer:
         source = plan.sources[level]
-        return EpisodePlayer(source, policy, alive=alive, agents=plan.agents)
+        return EpisodePlayer(source, policy, alive=alive, trained=plan.spec)
 
     players = {0: player_of(0)}
     weights, version = np.empty(policy.weight_count, np.float32), 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import sys
 import traceback
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -135,33 +134,34 @@ def require_spaces(spec: EnvSpec, env: Any) -> None:
 
 
 def require_same_spaces(spec: EnvSpec, other: EnvSpec) -> None:
-    """Raise `SpacesDoNotFit` (ASYNC005) unless an environment of evaluations has the spaces of the one of training."""
-    for what, trained, evaluated in (
-        ("action spaces", spec.action, other.action),
-        ("observation spaces", _stored(spec), _stored(other)),
-        ("agents", spec.agents, other.agents),
-        ("policies", spec.policies, other.policies),
-    ):
-        if trained != evaluated:
-            raise SpacesDoNotFit(
-                f"{other.name} cannot evaluate a policy of {spec.name}: their {what} differ.",
-                facts={"trained in": trained, "evaluated in": evaluated},
-                fix="evaluate in an environment with the same spaces, or wrap it (wrappers are for both)",
-            )
+    """Raise `SpacesDoNotFit` (ASYNC005) unless a policy trained in an environment with `spec` fits the one of `other`.
 
-
-def require_agents(policy: Sequence[str], name: str, agents: Sequence[str]) -> None:
-    """Raise `SpacesDoNotFit` (ASYNC005) unless a policy of the agents `policy` acts for the `agents` of an environment.
-
-    One of several policies (`TrainedPolicy.by_policy`) that was saved by itself does not.
+    One of several policies (`TrainedPolicy.by_policy`) that was saved by itself does not fit its own environment.
     """
-    if list(policy) != list(agents):
+    own, agents = ([agent.name for agent in one.agents] for one in (spec, other))
+    if own != agents:
         raise SpacesDoNotFit(
-            f"The agents of {name} are not those that this policy acts for.",
-            facts={"the policy acts for": ", ".join(policy) or "one agent", "the agents": ", ".join(agents)},
+            f"The agents of {other.name} are not those that this policy acts for.",
+            facts={
+                "the policy acts for": ", ".join(own) or "one agent",
+                "the agents": ", ".join(agents) or "one agent",
+            },
             fix="play the agents that it was trained for; one of several policies plays together with the others: play "
             "the run, or the file of them all",
         )
+    for what, verb, trained, here in (
+        ("action space", "is not that", spec.action, other.action),
+        ("observation space", "is not that", _stored(spec), _stored(other)),
+        ("agents", "are not those", spec.agents, other.agents),
+        ("policies", "are not those", spec.policies, other.policies),
+    ):
+        if trained != here:
+            raise SpacesDoNotFit(
+                f"The {what} of {other.name} {verb} of a policy's training in {spec.name}.",
+                facts={"trained in": trained, "this one": here},
+                fix="play it in an environment with the same spaces: the code and arguments of its training, or a "
+                "wrapper (wrappers are for training and evaluation)",
+            )
 
 
 def _stored(spec: EnvSpec) -> tuple[object, ...]:

@@ -11,7 +11,6 @@ import numpy as np
 
 from asyncrl.acting.frames import FrameStacks
 from asyncrl.actors.episodes import EPISODE_STEPS
-from asyncrl.envs.checks import require_agents
 from asyncrl.errors import environment_calls
 from asyncrl.policies.portable_policy import PortablePolicy
 
@@ -51,7 +50,6 @@ def play(
 
     Raises:
         EnvironmentRaised: the environment raised an exception (ASYNC002).
-        SpacesDoNotFit: it has other agents than those that the policy acts for (ASYNC005).
     """
     if not deterministic:
         policy.rng, policy.keeps_exploring = np.random.default_rng(seed), True
@@ -81,7 +79,6 @@ def _agents_episode(
     """Play one episode of several agents; see `play`."""
     spec = policy.spec
     names = [agent.name for agent in spec.agents]
-    require_agents(names, policy.source.name, [agent.name for agent in env.agents_spec])
     with _calls(policy, "reset"):
         obs, _ = env.reset(seed=seed)
     on_frame()

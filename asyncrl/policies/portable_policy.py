@@ -21,10 +21,11 @@ from asyncrl.acting.policies import QPolicy
 from asyncrl.acting.recurrent import memory_of
 from asyncrl.acting.stochastic import StochasticPolicy
 from asyncrl.acting.trained_policy import TrainedPolicy
+from asyncrl.envs.checks import close_env, require_same_spaces, spec_of
 from asyncrl.envs.factory_pickle import pack_network
 from asyncrl.envs.rendering import build_rendering, with_frame_stack
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import ConfigurationError
+from asyncrl.errors import AsyncRLError, ConfigurationError
 from asyncrl.interfaces import AgentPolicy, BoxAction, DiscreteAction
 from asyncrl.policies.policy_file import PolicyFile, write_policy
 from asyncrl.protocols import Algorithm, Policy
@@ -371,13 +372,26 @@ class PortablePolicy(TrainedPolicy):
         Raises:
             AsyncRLError: the environment cannot be built (ASYNC004, ASYNC006), or not with this render mode.
         """
-        env = self.built_env(render_mode)
-        return env.parallel if self.spec.agents else env
+        env = self._bare_env(render_mode)
+        return env.parallel if self.spec.agents else with_frame_stack(env, self.policy.frame_stack)
 
     def built_env(self, render_mode: str | None = None) -> Any:
-        """Make the environment as actors have it, several agents as arrays (`asyncrl.envs.agents.AgentsEnv`)."""
-        env = self.source.build() if render_mode is None else build_rendering(self.source, render_mode)
+        """Make the environment to play in, as actors have it, several agents as `asyncrl.envs.agents.AgentsEnv`.
+
+        Raises:
+            AsyncRLError: as `make_env`.
+            SpacesDoNotFit: its spaces or agents are not those of the policy (ASYNC005).
+        """
+        env = self._bare_env(render_mode)
+        try:
+            require_same_spaces(self.spec, spec_of(self.source.name, env))
+        except AsyncRLError:
+            close_env(env)
+            raise
         return env if self.spec.agents else with_frame_stack(env, self.policy.frame_stack)
+
+    def _bare_env(self, render_mode: str | None) -> Any:
+        return self.source.build() if render_mode is None else build_rendering(self.source, render_mode)
 
     def describe(self, file: str = "") -> str:
         """One line: algorithm, environment, steps, evaluation; begins with `best` or `latest` if `file` is named so."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import importlib.util
 import json
 import os
@@ -327,3 +328,34 @@ def test_floats_are_rounded_and_large_pictures_stay() -> None:
 def test_what_is_no_picture_is_refused(frame: Any) -> None:
     with pytest.raises(ValueError, match="frame must be uint8"):
         as_pixels(frame)
+
+
+class Sized(Coloured):
+    """The same, whose observations have as many values as a file says."""
+
+    def __init__(self, size: Path, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        self.observation_space = gymnasium.spaces.Box(-1, 1, (int(size.read_text()),), np.float32)
+
+    def reset(self, **_: Any) -> Any:
+        return np.zeros(self.observation_space.shape, np.float32), super().reset()[1]
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(self.observation_space.shape, np.float32), *super().step(action)[1:]
+
+
+def test_a_policy_does_not_play_in_an_environment_that_has_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (size := tmp_path / "size").write_text("4")
+    policy, film = save(tmp_path / "policy", functools.partial(Sized, size)), tmp_path / "film.gif"
+    for command in (["eval", policy, "--episodes", "2"], ["enjoy", policy, "--video", str(film)]):
+        size.write_text("4")
+        assert main(command) == 0, capsys.readouterr().err
+        film.unlink(missing_ok=True)
+        size.write_text("5")
+        assert main(command) == 1
+        told = capsys.readouterr().err
+        assert "[ASYNC005] The observation space of" in told and "this one: ((5,), 'float32'" in told
+    assert not film.exists()
+    assert load(policy).make_env().observation_space.shape == (5,), "the user may look at it"

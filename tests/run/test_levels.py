@@ -126,7 +126,7 @@ def test_levels_of_a_factory_of_evaluations_are_the_same_in_a_resumed_run(tmp_pa
 
 
 def test_an_environment_with_other_spaces_is_refused_before_training() -> None:
-    with pytest.raises(SpacesDoNotFit, match=r"cannot evaluate a policy of .*observation spaces differ"):
+    with pytest.raises(SpacesDoNotFit, match=r"The observation space of .* is not that"):
         trained(eval_env_kwargs={"size": 3})
 
 
@@ -195,11 +195,12 @@ def test_eval_plays_an_environment_that_is_named(tmp_path: Path, capsys: pytest.
         "not the run's keyword arguments"
     )
     assert main(["eval", str(run), "--env", "levels:Level", "--env-kwargs", "wide:True"]) == 1
-    assert "[ASYNC005] levels:Level cannot evaluate a policy of levels:Level: their observation" in (
-        capsys.readouterr().err
+    assert (
+        "[ASYNC005] The observation space of levels:Level is not that of a policy's training in levels:Level"
+        in (capsys.readouterr().err)
     )
     assert main(["eval", str(run), "--env-kwargs", "wide:True"]) == 1
-    assert "their observation spaces differ" in capsys.readouterr().err
+    assert "The observation space of levels:Level" in capsys.readouterr().err
     assert main(["eval", str(run), "--env", "CartPole-v9"]) == 1
     assert "[ASYNC006]" in capsys.readouterr().err
 
