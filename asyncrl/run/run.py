@@ -346,9 +346,11 @@ class Run:
         self.reporter.show(self.snapshot())
         with single_error():
             self.spec = await self._probe()
-        if self.resumed is not None:  # its weights belong to its scaling of bytes
-            kind = self.resumed.meta.spec.observation_kind
-            self.spec = dataclasses.replace(self.spec, observation_kind=kind)
+        if self.resumed is not None:
+            first = self.resumed.meta.spec
+            require_same_spaces(first, self.spec)
+            # Its weights belong to its scaling of bytes.
+            self.spec = dataclasses.replace(self.spec, observation_kind=first.observation_kind)
         self.reporter.episodes.agents = tuple(agent.name for agent in self.spec.agents)
         self.reporter.episodes.policies = self.spec.policies
         envs = self.spec.vector_envs or self.whole_config.envs
@@ -358,9 +360,12 @@ class Run:
         self.whole_algorithm = _for_run(self.whole_algorithm, self.whole_config, self.spec)
         share = self.group.share(self.algorithm, self.whole_algorithm)
         self.algorithm = _for_run(share, self.config, self.spec)
-        self._write_options()
+        if self.resumed is None:
+            self._write_options()
         with single_error():
             await self._make_parts(stack)
+        if self.resumed is not None:  # everything fits, so the files of the last end may be replaced
+            self._write_options()
         stack.push_async_callback(self.group.leave)
         await self.group.attach(self.learner, self.stop, self.fail)
         self.built = True
@@ -851,12 +856,14 @@ class Run:
     def _write_summary(
         self, snapshot: Snapshot, evaluation: EvaluationResult | None, failure: str | None
     ) -> dict[str, Any]:
-        """Write and return the content of `summary.json`."""
+        """Write and return the content of `summary.json`; a resumed run that was not built leaves the one before it."""
         summary = summarize(snapshot, evaluation, self.reporter.actor_wait_seconds)
         summary["reward_threshold"] = self.spec.reward_threshold if self.built else None
         cut = self.evaluator.cut_episodes if evaluation is not None else 0
         greedy = self.config.eval_deterministic
         summary["eval"] |= {"deterministic": greedy, "cut_episodes": cut, "error": failure}
+        if self.resumed is not None and not self.built:
+            return summary
         try:
             self.directory.write_json("summary.json", summary)
         except DirectoryLost:

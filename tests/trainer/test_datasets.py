@@ -113,14 +113,18 @@ def test_half_and_half_is_a_whole(record: Any, short_reach: str, tmp_path: Path)
     assert found == expected
 
 
-def test_a_run_goes_on_with_its_own_dataset_only_wherever_it_is(balanced: str, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_its_own_dataset_only_wherever_it_is(
+    balanced: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, other = tmp_path / "set", write_dataset(tmp_path / "other", steps=1_500, seed=5)
     shutil.copytree(balanced, folder)
-    trainer = Trainer(
-        "CartPole-v1", BC(hidden_sizes=(8,)), dataset=str(folder), run_dir=tmp_path / "run", **RUN
-    )
-    trainer.learn(total_steps=10)
+    with monkeypatch.context() as here:
+        here.chdir(tmp_path)
+        trainer = Trainer("CartPole-v1", BC(hidden_sizes=(8,)), dataset="set", run_dir="run", **RUN)
+        trainer.learn(total_steps=10)
+    assert Trainer.resume(tmp_path / "run", 15).learn().summary["updates"] == 15, "from another directory"
     folder.rename(tmp_path / "moved")
+    ended = (tmp_path / "run" / "summary.json").read_bytes()
     with pytest.raises(errors.ConfigurationError, match="dataset may not change"):
         Trainer.resume(tmp_path / "run", 20, dataset=None)
     with pytest.raises(
@@ -128,6 +132,7 @@ def test_a_run_goes_on_with_its_own_dataset_only_wherever_it_is(balanced: str, t
     ) as no:
         Trainer.resume(tmp_path / "run", 20, dataset=str(other)).learn()
     assert "--dataset DIR" in str(no.value)
+    assert (tmp_path / "run" / "summary.json").read_bytes() == ended, "the run is as it was"
     found = Trainer.resume(tmp_path / "run", 20, dataset=str(tmp_path / "moved")).learn()
     assert found.summary["updates"] == 20
 

@@ -14,7 +14,7 @@ import pytest
 
 from asyncrl import DQN, PPO, PQN, Trainer
 from asyncrl.config import TrainerConfig
-from asyncrl.errors import CheckpointError, ConfigurationError
+from asyncrl.errors import CheckpointError, ConfigurationError, SpacesDoNotFit
 from asyncrl.show.kept_run import KeptRun
 from asyncrl.storage.checkpoint import load, save
 from asyncrl.storage.resume import changed_options, options_of_run, total_of
@@ -404,3 +404,24 @@ def test_a_run_made_with_a_factory_goes_on(tmp_path: Path) -> None:
     after = Trainer.resume(tmp_path, "+200").learn()
     assert after.summary["env_steps"] >= 500
     assert after.evaluation is not None and after.evaluation.length_mean <= length
+
+
+def test_an_environment_whose_spaces_have_changed_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    (size := tmp_path / "size").write_text("4")
+
+    def made() -> Any:
+        import gymnasium
+        from gymnasium.wrappers import TransformObservation
+
+        count = int(size.read_text())
+        space = gymnasium.spaces.Box(-100, 100, (count,), np.float32)
+        return TransformObservation(gymnasium.make("CartPole-v1"), lambda obs: np.resize(obs, count), space)
+
+    Trainer(made, ALGORITHM, run_dir=tmp_path / "run", **SMALL).learn(total_steps=300)
+    ended = (tmp_path / "run" / "summary.json").read_bytes()
+    size.write_text("5")
+    with pytest.raises(SpacesDoNotFit, match="The observation space of"):
+        Trainer.resume(tmp_path / "run", "+200").learn()
+    assert (tmp_path / "run" / "summary.json").read_bytes() == ended
+    size.write_text("4")
+    assert Trainer.resume(tmp_path / "run", "+200").learn().summary["env_steps"] >= 500
