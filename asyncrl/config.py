@@ -33,7 +33,7 @@ ENVIRONMENTS = 16
 
 The number does not grow with the cores, for what a step teaches depends on it: a batch of PPO has at least 32 steps of
 every environment, and with one update per step replay makes as many updates between two steps of an environment as
-there are environments (docs/results.md).
+there are environments (docs/defaults-study.md).
 """
 OF_AGENTS = ("agent_id", "pad_spaces", "policies")
 """Options that say how the agents of an environment see and act."""

@@ -9,7 +9,7 @@ uncorrected asynchronous actor-critic, the baseline for IMPALA.
 
 Discrete actions: segments have 5 steps, as in Mnih et al., and a gradient step has 20 environment steps or more, 4
 streams of them, however many streams there are. With segments of 20 steps and one gradient step for all streams, as
-IMPALA has, it learned far less in 100,000 steps (docs/results.md).
+IMPALA has, it learned far less in 100,000 steps (docs/defaults-study.md).
 
 Real-valued actions: see `impala.py`.
 """

@@ -10,7 +10,7 @@ Real-valued actions: rewards and observations are normalised, segments have 16 s
 four streams, and the rate falls to 0 (`BOX`). These options were chosen for A2C, on HalfCheetah, Hopper, Pendulum and
 FetchReachDense: segments of 5 or 8, a constant rate, a rate of 0.002 and raw observations learned less, and gradient
 steps of one stream lost FetchReachDense. In the mean of three seeds IMPALA learned more with them than with those of
-discrete actions in all eleven environments where both were run (docs/results.md).
+discrete actions in all eleven environments where both were run (docs/defaults-study.md).
 
 Two of them keep a run from ending worse than it began, as some of A2C's in Reacher and FetchReachDense did. The value
 function comes from 0 to its level in the first 250 gradient steps, and meanwhile the policy follows its errors into

@@ -186,7 +186,7 @@ class OffPolicy(Hyperparameters):
         Where observations hold goals, transitions are relabelled: the rewards of such environments are sparse, and
         without it nothing is learned from them. Real-valued observations are then normalised, as by Plappert et al.
         (2018): a goal is a difference of a few hundredths between places that are all near one point. SAC in FetchReach
-        has a success rate of 1.0 after 3,000 steps with it and after 16,000 and more without (docs/results.md).
+        has a success rate of 1.0 after 3,000 steps with it and after 16,000 and more without (docs/defaults-study.md).
 
         The replay holds all steps of the run up to a million, as many as fit into `CAPACITY_BYTES` of observations, and
         at least `LEAST_CAPACITY`.

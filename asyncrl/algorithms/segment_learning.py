@@ -28,7 +28,8 @@ BATCH_STEPS, BOX_BATCH_STEPS = 1_024, 2_048
 """Steps of a batch where `segment_length` is none, for discrete and for real-valued actions.
 
 Chosen on Hopper-v5 with PPO, 100,000 steps: of 14 seeds with 1,024 steps 8 end at 1,000 or more, of 13 with 2,048 nine,
-and the mean of their returns is 1,728 in place of 1,201; no other environment changed (docs/results.md).
+and the mean of their returns is 1,728 in place of 1,201; no other environment changed
+(docs/defaults-study.md).
 """
 SHORTEST = 32
 """Shortest segment where `segment_length` is none."""
