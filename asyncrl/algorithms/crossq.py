@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from asyncrl.acting.images import ImageNetwork
-from asyncrl.acting.schedules import Rate
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import EnvSpec
@@ -37,7 +36,7 @@ class CrossQ(MaximumEntropy):
     name: ClassVar[str] = "crossq"
     takes_images: ClassVar[bool] = False
 
-    learning_rate: Rate = 1e-3
+    samples_per_insert: float | None = 256.0
     hidden_sizes: tuple[int, ...] = (256, 256)
     policy_delay: int = 3
 

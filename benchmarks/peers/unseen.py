@@ -87,6 +87,7 @@ UNSEEN: Mapping[str, Unseen] = {
     "LunarLander-v3": Unseen("choose", "Box2D"),
     "Hopper-v5": Unseen("choose", "MuJoCo", continuous=True),
     "HalfCheetah-v5": Unseen("choose", "MuJoCo", continuous=True, episodes=10),
+    "Ant-v5": Unseen("choose", "MuJoCo", continuous=True, episodes=10),
     "FrozenLake-v1": Unseen("choose", "toy text", episodes=200),
     "Taxi-v4": Unseen("choose", "toy text", episodes=100),
     "MinAtar/Breakout-v1": Unseen("choose", "MinAtar", limit=5_000),
