@@ -899,7 +899,7 @@ class Ending(Run):
         nothing: Any = None
         self.group = Alone(Job(self.config, nothing, nothing))
         self.whole_config, self._run_dir = self.config, None
-        self.built = True
+        self.built, self.resumed = True, None
         parts: Any = Parts(self, fails)
         self.parts = self.learner = self.saver = self.evaluator = self.origin = self.reporter = parts
         self.pool: Any = SimpleNamespace(episodes=tuple)
