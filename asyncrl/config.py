@@ -225,10 +225,7 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         for name in ("run_dir", "init_from", "dataset", "demonstrations"):
             if (path := getattr(self, name)) is not None:
-                path = os.path.expanduser(os.fspath(path))
-                # A resumed run reads its data again, maybe from another working directory.
-                whole = name in ("dataset", "demonstrations") and path
-                object.__setattr__(self, name, os.path.abspath(path) if whole else path)
+                object.__setattr__(self, name, os.path.expanduser(os.fspath(path)))
         check_options(self)
         if self.fusion_moments and self.fusion != "average":
             raise ValueError(f"fusion_moments must be false with fusion={self.fusion!r}, got True")

@@ -20,6 +20,7 @@ import dataclasses
 import io
 import json
 import math
+import os
 import pickle
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -73,10 +74,15 @@ def write_run_files(
     if source.evaluated is not None and source.evaluated.kind in ("spec", "factory"):
         evaluation = EVALUATION_ENVIRONMENT
         directory.write_bytes(evaluation, source.evaluated.payload)
-    # The file may be copied and used for another run, so it does not hold its own location.
-    config = dataclasses.replace(
-        config, env_file=ENVIRONMENT if pickled else None, eval_env_file=evaluation, run_dir=None
-    )
+    # The file may be copied and used for another run, so it does not hold its own location. A resumed run reads its
+    # data again, maybe from another working directory.
+    data = {
+        name: os.path.abspath(path)
+        for name in ("dataset", "demonstrations")
+        if (path := getattr(config, name))
+    }
+    env_file = ENVIRONMENT if pickled else None
+    config = dataclasses.replace(config, env_file=env_file, eval_env_file=evaluation, run_dir=None, **data)
     directory.write_text("config.toml", dump_config(config, algorithm))
     described = describe_run(config.seed)
     if resumed is not None and directory.path is not None:

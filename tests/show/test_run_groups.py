@@ -68,10 +68,10 @@ def test_runs_with_unreadable_options_are_never_averaged(tmp_path: Path) -> None
 
 
 def test_a_name_is_silent_about_what_a_run_lacks(tmp_path: Path) -> None:
-    shown = {"trainer": {"demonstrations": "/datasets/walk"}}
+    shown = {"trainer": {"demonstrations": "datasets/walk"}}
     groups = grouped(tmp_path, {}, shown, {"trainer": {"wrappers": ("a:B",)}})
     assert [group.name for group in groups] == [
         "dqn",
-        "dqn demonstrations=/datasets/walk",
+        "dqn demonstrations=datasets/walk",
         "dqn wrappers=[a:B]",
     ]
