@@ -204,6 +204,8 @@ class CheckpointSaver:
                 state = {"weights": weights, **await self._take(rows=best is None)}
                 meta = self._meta(state["run"]["learner"], best)
                 if best is not None:
+                    if best is self._run.schedule.best:  # the learner has gone on since
+                        state["critics"] = self._run.schedule.best_critics
                     self._unsaved_best = (state, meta)
                 if self._unsaved_best is not None:
                     best_state, best_meta = self._unsaved_best

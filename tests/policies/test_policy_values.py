@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,6 +23,7 @@ from asyncrl.algorithms.maximum_entropy_update import squashed_draw
 from asyncrl.cli.main import main
 from asyncrl.errors import CheckpointError, ConfigurationError
 from asyncrl.interfaces import Agent, BoxAction, DiscreteAction, EnvSpec, Leaf, MultiDiscreteAction
+from asyncrl.learning.learner import Learner
 from asyncrl.policies.policy_file import read_policy_file, write_policy
 from asyncrl.policies.portable_policy import PortablePolicy
 
@@ -398,3 +400,20 @@ def test_a_run_leaves_critics_in_its_results_and_checkpoints(tmp_path: Path) -> 
     resumed = Trainer.resume(tmp_path / "run", total_steps="+200").learn()
     assert resumed.best is not None
     assert resumed.best.policy.values(obs).shape == (5,)
+
+
+def test_the_best_weights_have_the_same_critics_in_the_result_and_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, critics = itertools.count(), Learner.critics
+
+    async def moved(self: Learner) -> Any:
+        """The learner has gone on by every call."""
+        return await critics(self) + np.float32(next(taken))
+
+    monkeypatch.setattr(Learner, "critics", moved)
+    record = SAC(learning_starts=100, batch_size=16, hidden_sizes=(8,), samples_per_insert=16.0)
+    trainer = Trainer("Pendulum-v1", record, run_dir=tmp_path / "run", eval_interval_steps=200, **SMALL)
+    best, obs = trainer.learn(total_steps=600).best, np.zeros((1, 3), np.float32)
+    assert best is not None
+    assert np.array_equal(asyncrl.load(tmp_path / "run").values(obs), best.policy.values(obs))
