@@ -364,10 +364,10 @@ class Run:
             self._write_options()
         with single_error():
             await self._make_parts(stack)
-        if self.resumed is not None:  # everything fits, so the files of the last end may be replaced
-            self._write_options()
         stack.push_async_callback(self.group.leave)
         await self.group.attach(self.learner, self.stop, self.fail)
+        if self.resumed is not None:  # everything fits, so the files of the last end may be replaced
+            self._write_options()
         self.built = True
 
     async def _hear_of_mistakes(self, stack: contextlib.AsyncExitStack) -> None:

@@ -15,6 +15,7 @@ import pytest
 from asyncrl import DQN, PPO, PQN, Trainer
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import CheckpointError, ConfigurationError, SpacesDoNotFit
+from asyncrl.run.grouped import Alone
 from asyncrl.show.kept_run import KeptRun
 from asyncrl.storage.checkpoint import load, save
 from asyncrl.storage.resume import changed_options, options_of_run, total_of
@@ -406,6 +407,25 @@ def test_a_run_made_with_a_factory_goes_on(tmp_path: Path) -> None:
     assert after.evaluation is not None and after.evaluation.length_mean <= length
 
 
+def files_of(run: Path) -> dict[str, bytes]:
+    return {
+        file.name: file.read_bytes()
+        for file in run.iterdir()
+        if file.suffix in (".toml", ".json", ".jsonl", ".csv")
+    }
+
+
+def test_a_run_whose_last_part_fails_is_left_as_it_was(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(*_: Any) -> None:
+        raise RuntimeError("no other group")
+
+    ended = files_of(run)
+    monkeypatch.setattr(Alone, "attach", fails)
+    with pytest.raises(RuntimeError, match="no other group"):
+        Trainer.resume(run, "+1k", eval_episodes=2).learn()
+    assert files_of(run) == ended
+
+
 def test_an_environment_whose_spaces_have_changed_leaves_the_run_as_it_was(tmp_path: Path) -> None:
     (size := tmp_path / "size").write_text("4")
 
@@ -418,10 +438,10 @@ def test_an_environment_whose_spaces_have_changed_leaves_the_run_as_it_was(tmp_p
         return TransformObservation(gymnasium.make("CartPole-v1"), lambda obs: np.resize(obs, count), space)
 
     Trainer(made, ALGORITHM, run_dir=tmp_path / "run", **SMALL).learn(total_steps=300)
-    ended = (tmp_path / "run" / "summary.json").read_bytes()
+    ended = files_of(tmp_path / "run")
     size.write_text("5")
     with pytest.raises(SpacesDoNotFit, match="The observation space of"):
         Trainer.resume(tmp_path / "run", "+200").learn()
-    assert (tmp_path / "run" / "summary.json").read_bytes() == ended
+    assert files_of(tmp_path / "run") == ended
     size.write_text("4")
     assert Trainer.resume(tmp_path / "run", "+200").learn().summary["env_steps"] >= 500
