@@ -30,6 +30,7 @@ from asyncrl.replay.replay_state import priorities_of, restore_replay
 from asyncrl.replay.tables import ID_BITS, IGNORED
 from asyncrl.saved_state import saved
 from asyncrl.shm import RingWriter
+from asyncrl.shm.kernel import inlined
 from asyncrl.shm.ring_layout import PUBLISHED
 
 
@@ -99,6 +100,18 @@ def test_random_operations_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
             random_operation(r, batch, old)
             check_against_twin(r)
         assert r.twin.ignored > 0
+
+
+def test_the_place_of_a_row_is_found_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a call from Python numba would load its compiler, 0.8 s on the learner's thread."""
+    monkeypatch.setattr(tables, "split_id", fresh := inlined(tables.split_id.py_func))
+    with rig(0, rings=2, envs=3, slots=16) as r:
+        for actor in r.actors:
+            actor.write(15)
+        r.ingest()
+        keys = sorted(r.twin.priority)
+        assert [r.replay.place_of(row_id) for row_id in r.ids(keys).tolist()] == keys and len(keys) > 60
+    assert fresh.signatures == []
 
 
 def test_frequencies_follow_the_priorities() -> None:
