@@ -18,7 +18,7 @@ from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 from waiting import PATIENCE_SECONDS
 
-OPTIONS = "num_actors=1, envs_per_actor=4, total_steps=10**8"
+OPTIONS = "num_actors=1, envs_per_actor=4, total_steps=10**8, target_eval_episodes=2"
 START = f"trainer = Trainer('CartPole-v1', 'dqn', seed={{seed}}, {OPTIONS})\ntrainer.start()\ntrainer"
 RUN = f"trainer = Trainer('CartPole-v1', 'dqn', http='off', {OPTIONS})\nresult = await trainer.run()"
 

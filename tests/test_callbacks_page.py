@@ -11,6 +11,7 @@ import pytest
 from asyncrl import PPO, TrainResult
 
 DOCS = Path(__file__).parents[1] / "docs"
+pytestmark = pytest.mark.usefixtures("short_evaluations")
 
 
 def blocks(page: str) -> list[str]:

@@ -19,6 +19,7 @@ from asyncrl import DQN, Trainer, TrainResult
 from asyncrl.groups.launch import free_port
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.usefixtures("short_evaluations")
 SHORT = {
     "README.md": ("200_000", "1_500"),
     "docs/index.md": ("200_000", "1_500"),

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from fake_trackers import FakeMlflow, FakeOptuna, FakeWandb
 
+from asyncrl import DQN, PPO, SAC
 from asyncrl.algorithms.registry import ALGORITHMS
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+pytestmark = pytest.mark.usefixtures("short_evaluations")
 
 
 def main_of(name: str) -> Any:
@@ -27,11 +29,22 @@ def test_the_examples_are_short_and_say_how_to_run_them() -> None:
         assert len(text.splitlines()) < 100 and f"python examples/{name} [" in text, name
 
 
+@pytest.fixture
+def one_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run one actor in place of the preset's: each process that acts with a user's network imports torch."""
+    own = DQN.preset_options.__func__  # type: ignore[attr-defined]
+    for record in (DQN, PPO, SAC):
+        one = classmethod(lambda cls, env: own(cls, env) | {"num_actors": 1})
+        monkeypatch.setattr(record, "preset_options", one)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_actor")
 def test_a_network_of_ones_own_learns(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_of("own_network.py")("ppo") >= 475 and "target_return" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("one_actor")
 @pytest.mark.parametrize(("name", "steps", "least"), [("dqn", 1_500, 0), ("sac", 800, -4_000)])
 def test_own_network_runs(name: str, steps: int, least: float) -> None:
     assert main_of("own_network.py")(name, steps) > least

@@ -18,6 +18,7 @@ SPREAD, FORAGING = "mpe2:simple_spread_v3", "lbforaging:Foraging-8x8-2p-2f-coop-
 
 pytest.importorskip("pettingzoo")
 pytest.importorskip("mpe2")
+pytestmark = pytest.mark.usefixtures("short_evaluations")
 
 
 @pytest.fixture(autouse=True)

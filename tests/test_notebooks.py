@@ -56,7 +56,12 @@ def executed(name, tmp_path, shorter):
 
 def test_quickstart_runs_top_to_bottom(tmp_path):
     # That 475 is reached is tested in test_learning.py.
-    cells = executed("01_quickstart.ipynb", tmp_path, {"target_return=475": "target_return=200"})
+    shorter = {
+        "target_return=475": "target_return=200",
+        "seed=0)": "seed=0, target_eval_episodes=20)",
+        "Trainer(Sign, algorithm,": "Trainer(Sign, algorithm, target_eval_episodes=20,",
+    }
+    cells = executed("01_quickstart.ipynb", tmp_path, shorter)
     assert "target_return" in value_of(cells[1])
     assert any("text/html" in o.get("data", {}) for o in cells[1].outputs), "the live card was not shown"
     assert "<circle" in html_of(cells[1]), "the result shows its learning curve"
@@ -75,7 +80,11 @@ def test_anatomy_runs_top_to_bottom(tmp_path):
 
 
 def test_own_algorithm_runs_top_to_bottom(tmp_path):
-    cells = executed("03_own_algorithm.ipynb", tmp_path, {"total_steps=60_000": "total_steps=10_000"})
+    shorter = {
+        "total_steps=60_000": "total_steps=10_000",
+        "16, seed=0": "16, seed=0, target_eval_episodes=10",
+    }
+    cells = executed("03_own_algorithm.ipynb", tmp_path, shorter)
     assert "total_steps" in value_of(cells[2]) and "vpg CartPole-v1" in html_of(cells[2])
     assert "gae_lamda" in text_of(cells[3]) and "gae_lambda" in text_of(cells[3])
 

@@ -13,7 +13,12 @@ from asyncrl.algorithms.search_spaces import load_space, read_space
 from asyncrl.run.result import TrainResult
 
 TEXT = (Path(__file__).parents[1] / "docs" / "search.md").read_text(encoding="utf-8")
-SHORT = {"50_000": "600", "20_000": "400", "trials=30": "trials=2, held_out_seeds=1"}
+SHORT = {
+    "50_000": "600, at_once=1",
+    "20_000": "400",
+    "trials=30": "trials=2, held_out_seeds=1, at_once=1",
+}
+"""Shorter runs, one after the other: each worker process takes seconds to import torch."""
 
 
 def blocks(language: str) -> list[str]:

@@ -84,7 +84,8 @@ def test_a_small_search_ends_with_a_preset_that_trains(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "runs" / "search"
-    command = ["tune", *TUNE, *SMALL, "--trials", "3", "--held-out", "1", "--run-dir", str(folder)]
+    command = ["tune", *TUNE, *SMALL, "--trials", "3", "--held-out", "1", "--jobs", "1"]
+    command += ["--run-dir", str(folder)]
     assert main(command) == 0
     out = capfd.readouterr().out
     result = json.loads((folder / "result.json").read_text())
