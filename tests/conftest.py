@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partialmethod
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ import torch
 from headless_browser import Chromium
 from shared_fork_server import SharedProcess, own_fork_server, shared_fork_server
 
+from asyncrl import Trainer
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.config import usable_cores
 from asyncrl.interfaces import Agent, BoxAction, DiscreteAction, EnvSpec
@@ -30,6 +34,7 @@ GRACE_SECONDS = 30.0
 
 # Kinds of descriptor that only our own code opens; a regular file may be a library's cache.
 _KINDS = ("memfd:", "/memfd:", "pipe:", "socket:", "anon_inode:")
+_KERNEL_LISTS_CHILDREN = os.path.exists("/proc/thread-self/children")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -63,11 +68,12 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     left, collected = _left(*before), False
     deadline = time.monotonic() + GRACE_SECONDS
     while any(left) and time.monotonic() < deadline:
+        asked = time.monotonic()
         gc.collect()
         collected = True
-        # Not a synchronisation: the wait for a condition that the test promised.
-        time.sleep(0.01)
         left = _left(*before)
+        # Not a synchronisation: the wait for a condition that the test promised, which needs the core.
+        time.sleep(max(0.01, 4 * (time.monotonic() - asked)) if any(left) else 0)
     processes, descriptors, threads = left
     if collected and not any(left):
         gc.freeze()  # what has survived lives on: the next collection need not look at it
@@ -86,12 +92,12 @@ def _left(
 
 
 def _children() -> set[int]:
-    """Processes of the tests, without the fork server and the browser that they share.
+    """Processes of the tests, without the fork servers and the browser that they share.
 
     The browser starts and ends helpers as it likes, so that its descendants are not looked at.
     """
     running = _descendants(os.getpid(), besides=Chromium.kept.pid if Chromium.kept is not None else None)
-    return running - (SharedProcess.kept.pids if SharedProcess.kept is not None else set())
+    return running.difference(*(kept.pids for kept in SharedProcess.kept))
 
 
 def _descendants(pid: int, besides: int | None) -> set[int]:
@@ -101,11 +107,12 @@ def _descendants(pid: int, besides: int | None) -> set[int]:
     """
     found: set[int] = set()
     try:
-        if not Path("/proc/thread-self/children").exists():
+        if not _KERNEL_LISTS_CHILDREN:
             found.update(child.pid for child in psutil.Process(pid).children())
         else:
             for thread in os.listdir(f"/proc/{pid}/task"):
-                found.update(map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split()))
+                with open(f"/proc/{pid}/task/{thread}/children", "rb") as children:
+                    found.update(map(int, children.read().split()))
     except (OSError, psutil.Error):
         pass  # it has ended by now
     found.discard(besides)
@@ -125,18 +132,20 @@ def _threads() -> set[int]:
 
 def _descriptors() -> dict[int, str]:
     """Open descriptors of the relevant kinds, by number; empty if the system does not list them."""
-    directory, found = Path("/proc/self/fd"), {}
-    if not directory.is_dir():
+    found = {}
+    try:
+        numbers = os.listdir("/proc/self/fd")
+    except OSError:
         return {}
-    for entry in directory.iterdir():
+    for number in numbers:
         try:
-            name = os.readlink(entry)
+            name = os.readlink(f"/proc/self/fd/{number}")
         except OSError:
             continue
         if name.startswith(_KINDS):
-            found[int(entry.name)] = name
-    if SharedProcess.kept is not None:
-        found.pop(SharedProcess.kept.descriptor, None)
+            found[int(number)] = name
+    for kept in SharedProcess.kept:
+        found.pop(kept.descriptor, None)
     return found
 
 
@@ -156,10 +165,32 @@ def labelled_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield from make_labelled_device(monkeypatch)
 
 
+@pytest.fixture
+def short_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluate 10 episodes at the end and for a target in place of 100, which are more steps than the test trains."""
+    monkeypatch.setattr(Trainer, "__init__", partialmethod(Trainer.__init__, target_eval_episodes=10))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """On one core every run of two actors warns of it (ASYNC021)."""
     if usable_cores() == 1:
         config.addinivalue_line("filterwarnings", "ignore:.ASYNC021.")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Let each worker import a share of the modules before the others: the first import rewrites the assertions.
+
+    Others read what it has written. In a fresh clone rewriting takes 15 s of CPU, which each worker spent.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
+    if not workers or session.config.args != session.config.getini("testpaths"):
+        return
+    files = sorted(Path(__file__).parent.rglob("test_*.py"))
+    sys.path[:0] = dict.fromkeys(str(file.parent) for file in files)
+    for file in files[int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) :: workers]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # its collection will say why
+            import_module(file.stem)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""A fork server process that the runs of successive tests share: importing numba and gymnasium takes it a second.
+"""Fork server processes that the runs of successive tests share: importing numba and gymnasium takes it a second.
 
 A server process serves one run at a time and never runs an environment's code, so a run that ends in good order can
 leave it to the next one. What a test does to it (kill, suspension, a fork that is never answered) ends it as usual.
@@ -13,6 +13,7 @@ import contextlib
 import select
 import time
 from collections.abc import Iterator
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -21,6 +22,8 @@ import asyncrl.actors.forkserver as forkserver
 from asyncrl.actors.server_process import ServerProcess
 
 _CLOSE_SECONDS = 2.0
+_MOST_KEPT = 2
+"""A command's server and that of a run which the command starts."""
 _SERVE = """
 import runpy
 import asyncrl.actors.forking as forking
@@ -37,21 +40,21 @@ runpy.run_module("asyncrl.actors.forkserver", run_name="__main__", alter_sys=Tru
 
 
 class SharedProcess(ServerProcess):
-    """A server process whose `close` kills its children and keeps it for the next run, if it is sound.
+    """A server process whose `close` kills its children and keeps it for a later run, if it is sound.
 
     Attributes:
-        kept: the process that waits for the next run, or None.
+        kept: the processes that wait for a run.
     """
 
     command = ("-c", _SERVE)
-    kept: SharedProcess | None = None
+    kept: ClassVar[list[SharedProcess]] = []
 
     def __new__(cls, *_: float) -> SharedProcess:
-        """Return the kept process, if it is alive."""
-        found, SharedProcess.kept = SharedProcess.kept, None
-        if found is not None and found._is_sound():
-            return found
-        if found is not None:
+        """Return a kept process that is alive, if there is one."""
+        while cls.kept:
+            found = cls.kept.pop()
+            if found._is_sound():
+                return found
             ServerProcess.close(found)
         return super().__new__(cls)
 
@@ -70,10 +73,10 @@ class SharedProcess(ServerProcess):
         return self._wire._socket.fileno()
 
     def close(self) -> None:
-        """Kill and reap the children; keep the process if that succeeds and none is kept, end it otherwise."""
+        """Kill and reap the children; keep the process if that succeeds and few are kept, end it otherwise."""
         self._detach()
-        if SharedProcess.kept is None and self.was_ready and self._has_ended_all():
-            SharedProcess.kept = self
+        if len(self.kept) < _MOST_KEPT and self.was_ready and self._has_ended_all():
+            self.kept.append(self)
         else:
             super().close()
 
@@ -107,8 +110,8 @@ def shared_fork_server() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forkserver, "ServerProcess", SharedProcess)
         yield
-    if SharedProcess.kept is not None:
-        ServerProcess.close(SharedProcess.kept)
+    for kept in SharedProcess.kept:
+        ServerProcess.close(kept)
 
 
 @pytest.fixture

@@ -13,11 +13,17 @@ PATIENCE_SECONDS = 180.0
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> None:
-    """Poll `condition` every 5 ms until it holds. Raises AssertionError that names `what` after `seconds`."""
+    """Poll `condition` every 5 ms until it holds. Raises AssertionError that names `what` after `seconds`.
+
+    A condition that is slow to ask is asked less often: what is waited for needs the core.
+    """
     deadline = time.monotonic() + seconds
-    while not condition():
+    while True:
+        asked = time.monotonic()
+        if condition():
+            return
         assert time.monotonic() < deadline, f"waited {seconds:g} s in vain for {what}"
-        time.sleep(0.005)
+        time.sleep(max(0.005, 4 * (time.monotonic() - asked)))
 
 
 def is_running(pid: int) -> bool:
