@@ -199,10 +199,8 @@ class RingReplay(ABC, Generic[B]):
 
     def place_of(self, row_id: int) -> tuple[int, int, int]:
         """Ring, position and stream of the row with this id."""
-        split: Any = table.split_id
-        place: tuple[int, int, int] = split.py_func(
-            self._state, row_id
-        )  # to compile it for Python takes 0.8 s
+        inlined: Any = table.split_id  # a call from Python would compile it, which takes 0.8 s
+        place: tuple[int, int, int] = inlined.py_func(self._state, row_id)
         return place
 
     def update_priorities(self, ids: NDArray[np.int64], td_abs: NDArray[np.float32]) -> int:
