@@ -121,12 +121,14 @@ class MultiDiscreteAction:
         start: the environment's lowest value of each; empty if all are 0.
         space_shape: shape of the environment's actions; empty if it is `[len(nvec)]`.
         space_dtype: dtype of the environment's actions.
+        binary: whether the environment's space is a MultiBinary, which is for texts alone.
     """
 
     nvec: tuple[int, ...]
     start: tuple[int, ...] = ()
     space_shape: tuple[int, ...] = ()
     space_dtype: str = "int64"
+    binary: bool = field(default=False, compare=False)
     dtype: ClassVar[str] = "int64"
 
     @property
@@ -135,6 +137,8 @@ class MultiDiscreteAction:
         return (len(self.nvec),)
 
     def __str__(self) -> str:
+        if self.binary:
+            return f"MultiBinary({self.space_shape or len(self.nvec)})"
         start = f", start={list(self.start)}" if self.start else ""
         shape = f" of shape {self.space_shape}" if self.space_shape else ""
         return f"MultiDiscrete({list(self.nvec)}{start}){shape}"

@@ -160,8 +160,8 @@ class ActorPool:
     def episodes(self) -> Iterator[tuple[Any, ...]]:
         """Yield the episodes finished since the last call: index, undiscounted return, length in steps, success.
 
-        The return of an environment of several agents is a list with that of each. In self-play the opponents follow:
-        updates of their version, -1 without, and index of the learning agent.
+        The return of an environment of several agents is a list with that of each. In self-play the game follows:
+        updates of the opponents' version, -1 without, and points of the learning agent (2 won, 1 drawn, 0 lost).
         """
         for actor in self._actors:
             actor.episodes_seen, *columns = actor.ring.episodes_since(actor.episodes_seen)

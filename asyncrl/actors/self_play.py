@@ -1,7 +1,8 @@
 """Self-play: an actor in some of whose environments all agents but one act with past versions of the policy.
 
 In the first environments of the actor (`SelfPlay.environments`) one agent learns and the others are its opponents. For
-every episode the next agent learns, and a version of the mailbox's (`shm/past_weights.py`) is drawn for the others:
+every episode the next agent that takes part in it learns, and a version of the mailbox's (`shm/past_weights.py`) is
+drawn for the others:
 
     newest        the newest one
     uniform       each with the same probability
@@ -73,9 +74,12 @@ def probabilities(sampling: str, win_rates: Sequence[float]) -> NDArray[np.float
     return chances
 
 
-def score_of(returns: NDArray[np.float64], learner: int) -> float:
-    """Score of the learning agent for the returns `[N]`: 1 above the mean of the others', 1/2 if equal, else 0."""
-    others = np.delete(returns, learner).mean()
+def score_of(returns: NDArray[np.float64], learner: int, taking_part: NDArray[np.bool_]) -> float:
+    """Score of the learning agent for the returns `[N]`: 1 above the mean of its opponents', 1/2 if equal, else 0.
+
+    Opponents are the other agents of those `taking_part` `[N]` in the episode, at least one.
+    """
+    others = returns[taking_part & (np.arange(len(returns)) != learner)].mean()
     return 0.5 if returns[learner] == others else float(returns[learner] > others)
 
 
@@ -99,12 +103,16 @@ class PolicyWithOpponents:
         self.learners = (np.arange(len(self.opponents)) - 1) % num_agents
         self.streams = np.zeros((len(self.opponents), num_agents - 1), np.int64)
         for e in range(len(self.opponents)):
-            self.let_next_learn(e)
+            self.let_next_learn(e, np.ones(num_agents, np.bool_))
 
-    def let_next_learn(self, e: int) -> None:
-        """Let the next agent of environment e learn, the others be its opponents; begins their recurrent states."""
+    def let_next_learn(self, e: int, taking_part: NDArray[np.bool_]) -> None:
+        """Let the next agent of environment e of those `taking_part` `[N]` learn, the others be its opponents.
+
+        Their recurrent states begin.
+        """
         others = self.streams.shape[1]
-        self.learners[e] = learner = (self.learners[e] + 1) % (others + 1)
+        turns = (self.learners[e] + 1 + np.arange(others + 1)) % (others + 1)
+        self.learners[e] = learner = turns[taking_part[turns].argmax()]
         self.streams[e] = self._first[e] + np.delete(np.arange(others + 1), learner)
         if (memory := getattr(self.opponents[e], "memory", None)) is not None:
             memory.forget(others)
@@ -165,7 +173,7 @@ class SelfPlayActor(Actor):
         identity: see `ActorIdentity`.
     """
 
-    STATE = (*Actor.STATE, "_payoffs", "_versions", "_draws")
+    STATE = (*Actor.STATE, "_payoffs", "_versions", "_taking_part", "_draws")
     streams: AgentStreams
     policy: PolicyWithOpponents
 
@@ -182,6 +190,7 @@ class SelfPlayActor(Actor):
         self._past, self._sampling = mailbox, self_play.sampling
         self._payoffs = Payoffs()
         self._versions = np.full(self_play.environments, -1, np.int64)
+        self._taking_part = np.zeros((self_play.environments, streams.live.shape[1]), np.bool_)
         self._draws = np.ones(self_play.environments, np.bool_)  # whether the next row begins an episode
 
     def _take_newest_weights(self) -> bool:
@@ -196,7 +205,8 @@ class SelfPlayActor(Actor):
 
     def _draw_opponent(self, e: int) -> None:
         """Let the next agent of environment e learn, and draw the version that acts for the others."""
-        self.policy.let_next_learn(e)
+        self._taking_part[e] = self.streams.live[e]
+        self.policy.let_next_learn(e, self._taking_part[e])
         opponent, found = self.policy.opponents[e], False
         while not found:  # the learner may keep a newer version in its place meanwhile, except in lockstep
             versions = self._past.versions()
@@ -221,13 +231,17 @@ class SelfPlayActor(Actor):
         self._draws |= resets[: self._draws.size]
 
     def _count_games(self, ended: NDArray[np.int64]) -> None:
-        """Count the games of the environments whose episodes end in this row, and log the opponents of all of them."""
+        """Count the games of the environments whose episodes end in this row, and log those of all of them.
+
+        An episode in which the learning agent is alone is no game.
+        """
         agents = self.streams.live.shape[1]
-        opponents = np.full((ended.size, 2), -1, np.int64)
-        for entry, e in zip(opponents, ended.tolist(), strict=True):
-            if e < self._versions.size:
+        games = np.full((ended.size, 2), -1, np.int64)
+        for entry, e in zip(games, ended.tolist(), strict=True):
+            if e < self._versions.size and self._taking_part[e].sum() > 1:
                 own = slice(e * agents, (e + 1) * agents)
-                entry[:] = self._versions[e], self.policy.learners[e]
-                score = score_of(self._returns[own] + self._rewards[own], int(entry[1]))
-                self._payoffs.add(int(entry[0]), score)
-        self.writer.log_opponents(opponents)
+                returns = self._returns[own] + self._rewards[own]
+                score = score_of(returns, int(self.policy.learners[e]), self._taking_part[e])
+                entry[:] = self._versions[e], 2 * score
+                self._payoffs.add(int(self._versions[e]), score)
+        self.writer.log_games(games)

@@ -253,14 +253,12 @@ def _action_spec(name: str, space: Any) -> ActionSpec:
     if kind == "Discrete":
         return DiscreteAction(int(space.n), int(space.start), _taken_dtype(space, DiscreteAction.dtype))
     if kind in ("MultiDiscrete", "MultiBinary"):
-        shape = tuple(int(n) for n in space.shape)
-        counts = (
-            (2,) * math.prod(shape) if kind == "MultiBinary" else tuple(int(n) for n in np.ravel(space.nvec))
-        )
+        shape, binary = tuple(int(n) for n in space.shape), kind == "MultiBinary"
+        counts = (2,) * math.prod(shape) if binary else tuple(int(n) for n in np.ravel(space.nvec))
         start = tuple(int(n) for n in np.ravel(getattr(space, "start", ())))
-        taken = "int64" if kind == "MultiBinary" else _taken_dtype(space, MultiDiscreteAction.dtype)
+        taken = "int64" if binary else _taken_dtype(space, MultiDiscreteAction.dtype)
         space_shape = shape if len(shape) != 1 else ()
-        return MultiDiscreteAction(counts, start if any(start) else (), space_shape, taken)
+        return MultiDiscreteAction(counts, start if any(start) else (), space_shape, taken, binary)
     if kind == "Box":
         low, high = (tuple(float(x) for x in np.ravel(bound)) for bound in (space.low, space.high))
         return BoxAction(low, high, tuple(int(n) for n in space.shape), _taken_dtype(space, BoxAction.dtype))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actors.self_play import DECAY, Payoffs, score_of
+from asyncrl.actors.self_play import DECAY, Payoffs
 from asyncrl.config import EPISODE_WINDOW
 from asyncrl.envs.checks import success_rate
 from asyncrl.interfaces import AgentPolicy, Bins, Metrics, policy_returns
@@ -65,19 +65,19 @@ class EpisodeWindow:
     def extend(self, episodes: Iterable[tuple[Any, ...]]) -> None:
         """Add finished episodes (actor's index, undiscounted return, length, success), in order for each actor.
 
-        Of several agents the return is a list of theirs; their sum is that of the episode. In self-play the opponents
-        follow, see `ActorPool.episodes`.
+        Of several agents the return is a list of theirs; their sum is that of the episode. In self-play the game
+        follows, see `ActorPool.episodes`.
         """
-        for actor, returned, length, success, *opponents in episodes:
+        for actor, returned, length, success, *game in episodes:
             self.count += 1
             self._steps[actor] = self._steps.get(actor, 0) + length
             place = self._steps[actor] if self.by_steps else self.count
             each = returned if isinstance(returned, list) else []
             total = sum(each) if isinstance(returned, list) else returned
             self._last.append(_Finished(place, actor, total, length, each, success))
-            if self.ratings is not None and opponents and opponents[0][0] >= 0:
-                version, learner = opponents[0]
-                self.ratings.add(place, actor, version, score_of(np.array(each), learner))
+            if self.ratings is not None and game and game[0][0] >= 0:
+                version, points = game[0]
+                self.ratings.add(place, actor, version, points / 2)
         self._last.sort()
         del self._last[:-EPISODE_WINDOW]
         if self.ratings is not None:

@@ -95,8 +95,8 @@ class RingEnd:
         policy_updates: `[S]` int64, updates that the learner had made when it published that version.
         incarnation: `[S]` int32, life of the actor that wrote the row.
         extras: name to `[E, S, ...]`, one per extra field.
-        episode_opponent: `[entries, 2]`, updates of the opponents' version in each logged episode, or -1 without, and
-            index of the learning agent; None without frozen streams.
+        episode_game: `[entries, 2]`, updates of the opponents' version in each logged episode, or -1 without, and
+            points of the learning agent (2 won, 1 drawn, 0 lost); None without frozen streams.
         num_envs: E, number of streams.
         environments: number of environments; their agents are neighbouring streams.
     """
@@ -124,9 +124,9 @@ class RingEnd:
         self.episode_return: NDArray[np.float64] = segment["episode_return"]
         self.episode_length: NDArray[np.int64] = segment["episode_length"]
         self.episode_success: NDArray[np.int8] = segment["episode_success"]
-        self.episode_opponent: NDArray[np.int64] | None = None
+        self.episode_game: NDArray[np.int64] | None = None
         if layout.frozen_streams:
-            self.episode_opponent = segment["episode_opponent"]
+            self.episode_game = segment["episode_game"]
 
     @property
     def granted(self) -> int:
@@ -201,11 +201,11 @@ class RingWriter(RingEnd):
         first = int(self.header[EPISODES])
         self.episode_success[np.arange(first, first + len(successes)) & (EPISODE_LOG - 1)] = successes
 
-    def log_opponents(self, opponents: NDArray[np.int64]) -> None:
-        """Log the opponents `[n, 2]` of the episodes that `record_agents_episode` logs next, in order."""
-        assert self.episode_opponent is not None, "the ring has frozen streams"
+    def log_games(self, games: NDArray[np.int64]) -> None:
+        """Log the games `[n, 2]` of the episodes that `record_agents_episode` logs next, in order."""
+        assert self.episode_game is not None, "the ring has frozen streams"
         first = int(self.header[EPISODES])
-        self.episode_opponent[np.arange(first, first + len(opponents)) & (EPISODE_LOG - 1)] = opponents
+        self.episode_game[np.arange(first, first + len(games)) & (EPISODE_LOG - 1)] = games
 
     def heartbeat(self, now_ns: int | None = None) -> None:
         """Store the time of a heartbeat, `time.monotonic_ns()` if not given."""
@@ -335,7 +335,7 @@ class RingReader(RingEnd):
         """Episodes finished after the first `count`: (new count, returns, lengths, successes), as copies.
 
         Of successes see `envs.checks.SUCCEEDED`. The returns of environments of several agents are
-        `[episodes, N]`. With frozen streams the opponents `[episodes, 2]` follow, see `RingEnd.episode_opponent`.
+        `[episodes, N]`. With frozen streams the games `[episodes, 2]` follow, see `RingEnd.episode_game`.
 
         Only the newest `EPISODE_LOG` are in the log; older ones, and those overwritten during the read, are left out.
         """
@@ -344,8 +344,8 @@ class RingReader(RingEnd):
             if not count <= episodes <= self.granted * self.num_envs:
                 self.set_fault(f"{episodes} episodes are counted, and {count} were before")
         logs: list[NDArray[Any]] = [self.episode_return, self.episode_length, self.episode_success]
-        if self.episode_opponent is not None:
-            logs.append(self.episode_opponent)
+        if self.episode_game is not None:
+            logs.append(self.episode_game)
         if self.fault:
             return count, *(log[:0].copy() for log in logs)
         self._episodes_read = episodes

@@ -49,7 +49,7 @@ _FIXED = (
     *("header", "obs", "global_state", "action", "reward", "flags"),
     *("version", "policy_updates", "incarnation"),
 )
-_LOG = ("episode_return", "episode_length", "episode_success", "episode_opponent")
+_LOG = ("episode_return", "episode_length", "episode_success", "episode_game")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class RingLayout:
             ),
             ArraySpec("episode_length", (EPISODE_LOG,), "int64"),
             ArraySpec("episode_success", (EPISODE_LOG,), "int8"),
-            *((ArraySpec("episode_opponent", (EPISODE_LOG, 2), "int64"),) if self.frozen_streams else ()),
+            *((ArraySpec("episode_game", (EPISODE_LOG, 2), "int64"),) if self.frozen_streams else ()),
         )
 
     @property

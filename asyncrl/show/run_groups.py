@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ ADDED = (
     *("total_steps", "max_seconds", "target_return", "target_training_return"),
 )
 """Options that add something to a run; a group's name leaves them out where there is nothing."""
+PATHS = ("trainer.dataset", "trainer.demonstrations", "trainer.init_from")
+"""Options that name a file or folder, absolute ones too."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,13 @@ def _names(firsts: Sequence[KeptRun]) -> list[str]:
     """Name of each group by its first run; two groups of one environment have different names."""
     named = _distinguishing(firsts)
     short = [name.rpartition(".")[2] for name in named]
+    shortest = {name: _shortest(_options(run).get(name) for run in firsts) for name in PATHS}
     texts = []
     for run in firsts:
         options = _options(run)
+        options |= {
+            name: shortest[name][options[name]] for name in PATHS if isinstance(options.get(name), str)
+        }
         shown = [
             f"{own if short.count(own) == 1 else name}={_text(options.get(name))}"
             for name, own in zip(named, short, strict=True)
@@ -119,6 +125,16 @@ def _distinguishing(firsts: Sequence[KeptRun]) -> list[str]:
                 if name.startswith(f"{table}.") and name not in NAMED_ALWAYS:
                     found[name] = None
     return sorted(found, key=lambda name: (name.startswith("trainer."), name))
+
+
+def _shortest(paths: Iterable[object]) -> dict[str, str]:
+    """Each path by its last parts, as few for all as tell them apart."""
+    parts = {path: path.rstrip("/").split("/") for path in paths if isinstance(path, str)}
+    for count in range(1, max(map(len, parts.values()), default=0) + 1):
+        found = {path: "/".join(own[-count:]) for path, own in parts.items()}
+        if len(set(found.values())) == len(found):
+            return found
+    return {path: path for path in parts}
 
 
 def _is_absence(name: str, value: Any) -> bool:

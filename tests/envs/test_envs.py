@@ -34,6 +34,7 @@ from portable_policies import portable
 from waiting import PATIENCE_SECONDS
 
 import asyncrl
+from asyncrl.envs.checks import require_same_spaces
 from asyncrl.envs.rendering import build_rendering
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import (
@@ -168,6 +169,20 @@ def test_spaces_of_classes_of_their_own_are_those_they_derive_from() -> None:
     spec = described(Own)
     assert (spec.observation_shape, spec.observation_kind) == ((40, 40), "image")
     assert spec.action == DiscreteAction(3)
+
+
+@pytest.mark.parametrize("space", [MultiBinary(3), MultiBinary((2, 3)), MultiDiscrete([2, 2])], ids=str)
+def test_a_changed_action_space_is_named_as_it_is(space: Any) -> None:
+    class Several(fakes.SimpleEnv):
+        def __init__(self, space: Any) -> None:
+            super().__init__()
+            self.action_space = space
+
+    trained, other = (described(functools.partial(Several, own)) for own in (space, MultiBinary(4)))
+    assert str(trained.action).replace("MultiDiscrete([2, 2])", "MultiDiscrete([2 2])") == str(space)
+    with pytest.raises(SpacesDoNotFit) as caught:
+        require_same_spaces(trained, other)
+    assert f"trained in: {trained.action}\n  this one: MultiBinary(4)\n" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -57,11 +57,12 @@ def test_only_the_newest_versions_are_rated() -> None:
 
 
 def episodes_of(actor: int, count: int) -> list[tuple[object, ...]]:
-    """Games of both agents in turn against version 0, 10, ...; every third episode has no opponents."""
+    """Games against version 0, 10, ...; every third episode is none."""
     rng, found = np.random.default_rng(actor), []
     for n in range(count):
         version, result = (-1, 0.0) if n % 3 == 2 else (n // 9 * 10, float(rng.integers(-1, 2)))
-        found.append((actor, [result, -result], int(rng.integers(1, 9)), 0, [version, n % 2]))
+        points = int(result) + 1
+        found.append((actor, [result, -result], int(rng.integers(1, 9)), 0, [version, points]))
     return found
 
 
@@ -90,12 +91,12 @@ def test_a_game_waits_until_every_actor_is_as_far() -> None:
     assert ratings.table()[0].games == 1
 
 
-def test_the_score_is_that_of_the_learning_agent() -> None:
+def test_points_of_games_are_rated() -> None:
     window = EpisodeWindow()
     window.ratings = Ratings(20, 1)
-    window.extend([(0, [-1.0, 1.0], 9, 0, [0, 1])])
-    assert window.opponents()[0].win_rate == 1.0 and window.return_mean == 0.0
-    window.extend([(0, [-1.0, 1.0], 9, 0, [10, 0]), (0, [3.0, 3.0], 9, 0, [20, 0])])
+    window.extend([(0, [-1.0, 1.0], 9, 0, [0, 2]), (0, [1.0, 0.0], 9, 0, [-1, -1])])
+    assert window.opponents()[0].win_rate == 1.0 and window.opponents()[0].games == 1
+    window.extend([(0, [-1.0, 1.0], 9, 0, [20, 1]), (0, [3.0, 3.0], 9, 0, [10, 0])])
     assert [opponent.win_rate for opponent in window.opponents()] == [0.5, 0.0, 1.0]
 
 

@@ -72,6 +72,17 @@ def test_a_name_is_silent_about_what_a_run_lacks(tmp_path: Path) -> None:
     groups = grouped(tmp_path, {}, shown, {"trainer": {"wrappers": ("a:B",)}})
     assert [group.name for group in groups] == [
         "dqn",
-        "dqn demonstrations=datasets/walk",
+        "dqn demonstrations=walk",
         "dqn wrappers=[a:B]",
     ]
+
+
+def test_a_path_is_as_short_as_tells_the_groups_apart(tmp_path: Path) -> None:
+    paths = ["/home/me/datasets/walk", "/home/me/datasets/run", "/home/you/datasets/run"]
+    groups = grouped(tmp_path / "a", *({"trainer": {"dataset": path}} for path in paths[:2]))
+    assert [group.name for group in groups] == ["dqn dataset=walk", "dqn dataset=run"]
+    groups = grouped(tmp_path / "b", *({"trainer": {"dataset": path}} for path in paths))
+    wanted = ["me/datasets/walk", "me/datasets/run", "you/datasets/run"]
+    assert [group.name for group in groups] == [f"dqn dataset={path}" for path in wanted]
+    groups = grouped(tmp_path / "c", *({"trainer": {"dataset": path}} for path in ("walk", "walk/")))
+    assert [group.name for group in groups] == ["dqn dataset=walk", "dqn dataset=walk/"]
