@@ -147,9 +147,8 @@ async def _played(
     from asyncrl.storage.run_files import evaluations_of_run
 
     if options.env is not None:
-        source = (
-            EnvSource.from_user(options.env).in_place_of(policy.source).with_arguments(options.env_kwargs)
-        )
+        other = EnvSource.from_user(options.env).in_place_of(policy.source, policy.spec)
+        source = other.with_arguments(options.env_kwargs)
         spec = await probe(server, source)
         require_same_spaces(policy.spec, spec)
         return source, spec.max_episode_steps

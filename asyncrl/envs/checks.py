@@ -5,6 +5,7 @@ This module uses attributes of spaces and environments only; it does not import 
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import traceback
@@ -153,7 +154,7 @@ def require_same_spaces(spec: EnvSpec, other: EnvSpec) -> None:
         ("action space", "is not that", spec.action, other.action),
         ("observation space", "is not that", _stored(spec), _stored(other)),
         ("agents", "are not those", spec.agents, other.agents),
-        ("policies", "are not those", spec.policies, other.policies),
+        ("policies", "are not those", _policies(spec), _policies(other)),
     ):
         if trained != here:
             raise SpacesDoNotFit(
@@ -166,6 +167,14 @@ def require_same_spaces(spec: EnvSpec, other: EnvSpec) -> None:
 
 def _stored(spec: EnvSpec) -> tuple[object, ...]:
     return spec.observation_shape, spec.observation_dtype, tuple(stored_as(leaf) for leaf in spec.leaves)
+
+
+def _policies(spec: EnvSpec) -> dict[str, tuple[object, ...]]:
+    """Agents, action space and stored observation of each of several policies; no name or limit of the environment."""
+    return {
+        policy.name: (policy.spec.agents, policy.spec.action, _stored(policy.spec))
+        for policy in spec.policies
+    }
 
 
 def autoreset_mode(name: str, env: Any) -> str:
@@ -472,9 +481,16 @@ def _shape_of(value: object) -> str:
 
 
 def close_env(env: Any) -> None:
-    """Close an environment; an exception is written to standard error (an actor's log) and suppressed."""
+    """Close an environment; an exception is written once to standard error (an actor's log) and suppressed."""
     try:
         env.close()
     except Exception:
-        text = f"The environment raised in close(), which does not affect the run:\n{traceback.format_exc()}"
-        print(printable(text, TRACEBACK_LIMIT), file=sys.stderr)
+        _say_once(
+            f"The environment raised in close(), which does not affect the run:\n{traceback.format_exc()}"
+        )
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    """Write a text to standard error, once in a process, which may close a hundred environments."""
+    print(printable(text, TRACEBACK_LIMIT), file=sys.stderr)

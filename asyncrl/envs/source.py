@@ -33,6 +33,7 @@ from asyncrl.envs.changes import (
     wrapped,
 )
 from asyncrl.envs.factory_pickle import factory_name, pack_factory
+from asyncrl.envs.observations import AGENT_KEY
 from asyncrl.envs.registered import entry_module, extra_for, find, newer_mujoco
 from asyncrl.errors import (
     AsyncRLError,
@@ -172,10 +173,21 @@ class EnvSource:
         levels = tuple((name, level.changed(kwargs, ())) for name, level in self.levels)
         return dataclasses.replace(self.changed(kwargs, ()), levels=levels)
 
-    def in_place_of(self, other: EnvSource) -> EnvSource:
-        """Return this source with the wrappers of `other`, if these have names; those in a pickle are left out."""
-        wrappers = unpack_changes(other.payload)[2] if other.kind == "changed" else ()
-        return self.changed({}, wrappers)
+    def in_place_of(self, other: EnvSource, spec: EnvSpec) -> EnvSource:
+        """Return this source with the wrappers of `other`, if these have names; those in a pickle are left out.
+
+        What makes its agents those of `spec`, the one of `other`, is not left out.
+        """
+        if other.kind == "changed":
+            return self.changed({}, unpack_changes(other.payload)[2])
+        parts = [policy.spec for policy in spec.policies] or [spec] * bool(spec.agents)
+        return self.changed(
+            {},
+            (),
+            agent_id=any(leaf.path == (AGENT_KEY,) for part in parts for leaf in part.leaves),
+            pad_spaces=any(agent.values or agent.choices for part in parts for agent in part.agents),
+            policies={policy.name: policy.pattern for policy in spec.policies},
+        )
 
     @classmethod
     def _from_id(cls, env_id: str) -> EnvSource:

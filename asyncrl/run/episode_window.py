@@ -262,7 +262,8 @@ def binned(values: NDArray[Any]) -> Bins:
         return Bins((), ())
     low, high = float(values.min()), float(values.max())
     whole = bool((values == np.rint(values)).all())
-    raw = max((high - low) / MOST_BINS, 1.0 if whole else abs(high) * 1e-6, 1e-12)
+    least = max(1.0, abs(high) * 1e-12) if whole else abs(high) * 1e-6  # so that int64 holds a bin's number
+    raw = max((high - low) / MOST_BINS, least, 1e-12)
     power = 10.0 ** math.floor(math.log10(raw))
     width = power * next(m for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
     shift = 0.5 if whole else 0.0

@@ -34,7 +34,7 @@ from portable_policies import portable
 from waiting import PATIENCE_SECONDS
 
 import asyncrl
-from asyncrl.envs.checks import require_same_spaces
+from asyncrl.envs.checks import close_env, require_same_spaces
 from asyncrl.envs.rendering import build_rendering
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import (
@@ -169,6 +169,16 @@ def test_spaces_of_classes_of_their_own_are_those_they_derive_from() -> None:
     spec = described(Own)
     assert (spec.observation_shape, spec.observation_kind) == ((40, 40), "image")
     assert spec.action == DiscreteAction(3)
+
+
+def test_environments_that_raise_in_close_say_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken(fakes.SimpleEnv):
+        def close(self) -> None:
+            raise ZeroDivisionError("nothing to close")
+
+    for _ in range(3):
+        close_env(Broken())
+    assert capsys.readouterr().err.count("raised in close()") == 1
 
 
 @pytest.mark.parametrize("space", [MultiBinary(3), MultiBinary((2, 3)), MultiDiscrete([2, 2])], ids=str)

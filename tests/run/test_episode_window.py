@@ -120,6 +120,8 @@ def test_what_is_not_finite_is_left_out() -> None:
     assert binned(np.array([1.0, np.nan, np.inf, 2.0])).counts == (1, 1)
     assert binned(np.array([np.nan])).counts == ()
     assert sum(binned(np.array([0.25, 0.25])).counts) == 2
+    for far in (5e18, 1e31, -1e31, 1e300):
+        assert binned(np.array([far, far])).counts == (2,), "also beyond int64"
 
 
 def test_the_window_has_distributions_of_returns_and_lengths() -> None:

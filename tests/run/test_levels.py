@@ -18,6 +18,7 @@ from asyncrl.config import TrainerConfig
 from asyncrl.envs.changes import unpack_changes
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import SpacesDoNotFit
+from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.show.kept_run import KeptRun
 from asyncrl.show.readout import readout
 
@@ -208,7 +209,8 @@ def test_eval_plays_an_environment_that_is_named(tmp_path: Path, capsys: pytest.
 def test_an_environment_in_place_of_another_gets_its_named_wrappers() -> None:
     wrapper = "gymnasium.wrappers:ClipReward"
     trained_in = EnvSource.from_user("levels:Level").changed({"level": 3}, (wrapper,), agent_id=True)
-    source = EnvSource.from_user("levels:Settable").in_place_of(trained_in)
+    alone = EnvSpec("levels:Level", (1,), "float32", DiscreteAction(2))
+    source = EnvSource.from_user("levels:Settable").in_place_of(trained_in, alone)
     wrappers = [wrapper, "asyncrl.envs.agents:AgentId"]
     assert unpack_changes(source.payload) == ("levels:Settable", {}, wrappers)
-    assert EnvSource.from_user("a").in_place_of(EnvSource.from_user(Paid)) == EnvSource.from_user("a")
+    assert EnvSource.from_user("a").in_place_of(EnvSource.from_user(Paid), alone) == EnvSource.from_user("a")

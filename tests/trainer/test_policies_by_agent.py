@@ -214,6 +214,28 @@ def test_files_policy_and_commands(tmp_path: Path, capsys: pytest.CaptureFixture
         next(play(policy, policy.built_env(), 1, 0))
 
 
+class Paid(Parallel):
+    """`Parallel` under another name, which pays 10 for every step."""
+
+    def reward_of(self, name: str, action: int) -> float:
+        return 10.0
+
+
+def test_policies_are_evaluated_in_another_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the spaces of each policy must be those of training, not the environment's name."""
+    run = tmp_path / "run"
+    trainer = trainer_of("ppo", num_actors=1, eval_env=Paid, run_dir=run)
+    evaluation = trainer.learn(total_steps=100).evaluation
+    assert evaluation is not None and evaluation.return_mean % 5 == 0 < evaluation.return_mean
+    capsys.readouterr()
+    assert main(["eval", str(run), "--env", "several_agents:Parallel", "--episodes", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["env"] == "several_agents:Parallel"
+    assert main(["eval", str(run), "--env", "several_agents:Unequal", "--episodes", "2"]) == 1
+    assert "[ASYNC005]" in capsys.readouterr().err
+
+
 def test_a_new_run_begins_with_the_policies_of_another(tmp_path: Path) -> None:
     first = trainer_of("ppo", num_actors=1).learn(total_steps=300).policy.save(tmp_path / "first.policy")
     again = trainer_of("ppo", num_actors=1, init_from=first, eval_interval_steps=None)

@@ -322,3 +322,16 @@ def test_policies_with_a_state_take_dicts_too(name: str) -> None:
             assert state is not None and state.keys() == set(parallel.agents)
             obs, *_ = parallel.step(actions)
             start = False
+
+
+@pytest.mark.parametrize("options", [{"policies": {"a": "red", "b": "green|blue"}}, {}], ids=["two", "one"])
+def test_the_agents_of_a_factory_are_those_of_an_environment_that_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: dict[str, Any]
+) -> None:
+    """Index, padding and policies are no wrappers of the user's, which a pickled factory hides."""
+    trainer = Trainer(
+        lambda: Unequal(), PPO(segment_length=16), agent_id=True, pad_spaces=True, **{**COMMON, **options}
+    )
+    path = trainer.learn(total_steps=50).policy.save(tmp_path / "agents.policy")
+    assert main(["eval", str(path), "--env", "several_agents:Unequal", "--episodes", "2"]) == 0
+    assert "several_agents:Unequal" in capsys.readouterr().out
