@@ -166,9 +166,13 @@ def labelled_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture
-def short_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evaluate 10 episodes at the end and for a target in place of 100, which are more steps than the test trains."""
-    monkeypatch.setattr(Trainer, "__init__", partialmethod(Trainer.__init__, target_eval_episodes=10))
+def short_evaluations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluate 10 episodes at the end and for a target in place of 100, which are more steps than the test trains.
+
+    Tests of learning, marked as slow, keep all 100.
+    """
+    if request.node.get_closest_marker("slow") is None:
+        monkeypatch.setattr(Trainer, "__init__", partialmethod(Trainer.__init__, target_eval_episodes=10))
 
 
 def pytest_configure(config: pytest.Config) -> None:

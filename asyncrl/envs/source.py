@@ -180,7 +180,8 @@ class EnvSource:
         """
         if other.kind == "changed":
             return self.changed({}, unpack_changes(other.payload)[2])
-        parts = [policy.spec for policy in spec.policies] or [spec] * bool(spec.agents)
+        several = [spec] if spec.agents else []
+        parts = [policy.spec for policy in spec.policies] or several
         return self.changed(
             {},
             (),

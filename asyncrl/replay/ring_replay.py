@@ -199,7 +199,7 @@ class RingReplay(ABC, Generic[B]):
 
     def place_of(self, row_id: int) -> tuple[int, int, int]:
         """Ring, position and stream of the row with this id."""
-        inlined: Any = table.split_id  # a call from Python would compile it, which takes 0.8 s
+        inlined: Any = table.split_id  # a call from Python would have numba compile it
         place: tuple[int, int, int] = inlined.py_func(self._state, row_id)
         return place
 

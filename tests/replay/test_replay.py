@@ -103,7 +103,7 @@ def test_random_operations_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_place_of_a_row_is_found_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a call from Python numba would load its compiler, 0.8 s on the learner's thread."""
+    """For a call from Python numba would load its compiler on the learner's thread."""
     monkeypatch.setattr(tables, "split_id", fresh := inlined(tables.split_id.py_func))
     with rig(0, rings=2, envs=3, slots=16) as r:
         for actor in r.actors:
