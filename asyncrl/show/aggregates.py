@@ -2,7 +2,7 @@
 
 Formulas of Agarwal et al. 2021, "Deep RL at the edge of the statistical precipice" (rliable). Scores of several
 environments come as strata, an array of runs for each environment, and every environment's runs are resampled by
-themselves. Unlike rliable's matrix, environments may have different numbers of runs. An interval has the 2.5th and
+themselves. Unlike rliable's matrix, environments may have different numbers of runs; all have the same weight. An interval has the 2.5th and
 97.5th percentile of `RESAMPLES` resamples; its bounds are values of resampled runs, so they lie within what was seen.
 """
 
@@ -58,15 +58,20 @@ class Estimate:
     high: float | None
 
 
-def interquartile_mean(scores: Array) -> Array:
-    """Mean of [..., runs] over the runs without the lowest and the highest quarter, each rounded down to whole runs."""
-    cut = scores.shape[-1] // 4
-    return np.asarray(np.sort(scores, axis=-1)[..., cut : scores.shape[-1] - cut].mean(axis=-1))
-
-
 def iqm(strata: Sequence[Array]) -> Array:
-    """Interquartile mean over all runs of all environments."""
-    return interquartile_mean(np.concatenate(list(strata), axis=-1))
+    """Interquartile mean over the runs of all environments, whose weights are equal.
+
+    A quarter of the runs, rounded down to whole ones, is left out at each end. With different numbers of runs that
+    quarter is one of the weights, and a run at its border counts by the rest of its own.
+    """
+    scores = np.concatenate(list(strata), axis=-1)
+    runs = scores.shape[-1]
+    weights = np.concatenate([np.full(own.shape[-1], runs / own.shape[-1] / len(strata)) for own in strata])
+    order = np.argsort(scores, axis=-1)
+    # Rounded, so that equal weights end at whole numbers.
+    ends = np.cumsum(weights[order], axis=-1).round(9)
+    kept = np.diff(ends.clip(runs // 4, runs - runs // 4), prepend=runs // 4, axis=-1)
+    return np.asarray((np.take_along_axis(scores, order, axis=-1) * kept).sum(axis=-1) / kept.sum(axis=-1))
 
 
 def mean(strata: Sequence[Array]) -> Array:
@@ -80,8 +85,8 @@ def median(strata: Sequence[Array]) -> Array:
 
 
 def optimality_gap(strata: Sequence[Array]) -> Array:
-    """Mean amount by which scores fall short of 1."""
-    return np.asarray(1 - np.minimum(np.concatenate(list(strata), axis=-1), 1).mean(axis=-1))
+    """Mean over environments of the mean amount by which their runs' scores fall short of 1."""
+    return 1 - mean([np.minimum(scores, 1) for scores in strata])
 
 
 STATISTICS: Mapping[str, Statistic] = {
@@ -112,11 +117,12 @@ def over_runs(values: Array, statistic: Statistic) -> tuple[Array, Array, Array]
 
 
 def performance_profile(strata: Sequence[Array], thresholds: Array) -> tuple[Array, Array, Array]:
-    """Share of runs with a score above each threshold, with its interval's bounds."""
+    """Share of runs with a score above each threshold, a mean over environments, with its interval's bounds."""
 
-    def share(scores: Sequence[Array]) -> Array:
-        pooled = np.concatenate(list(scores), axis=-1)
-        return np.stack([(pooled > threshold).mean(axis=-1) for threshold in thresholds], axis=-1)
+    def share(strata: Sequence[Array]) -> Array:
+        return np.stack(
+            [mean([scores > threshold for scores in strata]) for threshold in thresholds], axis=-1
+        )
 
     low, high = np.percentile(share(_resampled(strata)), PERCENTILES, axis=0)
     return share(strata), low, high

@@ -41,6 +41,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncrl.show.aggregates import estimate, iqm
 from benchmarks.harness.report import FOLDER, commit, machine, markdown, script_parser
 from benchmarks.peers.unseen import UNSEEN, make
 
@@ -58,7 +59,6 @@ POINT_EPISODES = 10
 EVALUATION_SEED = 1_000_000
 COPIES = 10
 """Environments that an evaluation steps side by side."""
-RESAMPLES = 2_000
 ADDED = {"goal_selection_strategy": "future"}
 """Options that came after the first results, at the value that changes nothing."""
 Job = dict[str, Any]
@@ -324,25 +324,6 @@ def run(parsed: argparse.Namespace) -> None:
 # --- report ----------------------------------------------------------------------------------------------------------
 
 
-def interquartile_mean(values: np.ndarray[Any, Any]) -> float:
-    """Mean of the middle half; values at its borders count by their share, as in a trimmed mean of weights."""
-    ordered = np.sort(values)
-    at = np.arange(ordered.size + 1) / ordered.size
-    weights = np.diff(np.clip(at, 0.25, 0.75))
-    return float((ordered * weights).sum() / weights.sum())
-
-
-def bootstrap(by_env: Sequence[np.ndarray[Any, Any]]) -> tuple[float, float]:
-    """95 % interval of the interquartile mean; seeds are resampled within each environment."""
-    rng = np.random.default_rng(0)
-    found = [
-        interquartile_mean(np.concatenate([rng.choice(values, values.size) for values in by_env]))
-        for _ in range(RESAMPLES)
-    ]
-    low, high = np.quantile(found, (0.025, 0.975))
-    return float(low), float(high)
-
-
 def report(parsed: argparse.Namespace) -> None:
     """Print the table of one algorithm."""
     wanted = {key_of(job) for job in jobs_of(parsed)}
@@ -369,11 +350,11 @@ def report(parsed: argparse.Namespace) -> None:
     head = ("environment", "half", "random", "theirs", "ours", "normalised", "seeds", "CPU s theirs / ours")
     print(markdown(head, rows))
     if scores:
-        low, high = bootstrap(list(scores.values()))
-        mean = interquartile_mean(np.concatenate(list(scores.values())))
+        found = estimate(list(scores.values()), iqm)
+        interval = "" if found.low is None else f" [{found.low:.3f}, {found.high:.3f}]"
         worst = min(scores, key=lambda name: float(scores[name].mean()))
         print(
-            f"\ninterquartile mean {mean:.3f} [{low:.3f}, {high:.3f}] over {len(scores)} environments;",
+            f"\ninterquartile mean {found.value:.3f}{interval} over {len(scores)} environments;",
             end=" ",
         )
         print(f"worst {worst} {scores[worst].mean():.2f}")

@@ -14,7 +14,6 @@ from asyncrl.show.aggregates import (
     RESAMPLES,
     STATISTICS,
     estimate,
-    interquartile_mean,
     iqm,
     mean,
     over_runs,
@@ -49,11 +48,11 @@ def rliable(matrix: np.ndarray) -> dict[str, float]:
 @pytest.mark.parametrize("runs", range(1, 13))
 def test_the_interquartile_mean_is_a_trimmed_mean(runs: int) -> None:
     scores = RANDOM.normal(size=runs)
-    assert interquartile_mean(scores) == pytest.approx(trim_mean(scores.tolist()), rel=1e-12)
+    assert iqm([scores]) == pytest.approx(trim_mean(scores.tolist()), rel=1e-12)
 
 
 def test_an_outlier_moves_the_mean_and_not_the_interquartile_mean() -> None:
-    assert interquartile_mean(np.array([1.0, 2.0, 3.0, 1000.0])) == 2.5
+    assert iqm([np.array([1.0, 2.0, 3.0, 1000.0])]) == 2.5
 
 
 @pytest.mark.parametrize(("runs", "tasks"), [(1, 1), (3, 4), (5, 7), (10, 2)])
@@ -83,12 +82,24 @@ def test_intervals_are_a_stratified_percentile_bootstrap() -> None:
 
 
 def test_environments_may_have_different_numbers_of_runs() -> None:
+    """Six runs: one of the weight of six is cut at each end; the weights are 1.5, 1.5 and four times 0.75."""
     strata = [np.array([0.0, 1.0]), np.array([2.0, 2.0, 2.0, 2.0])]
     assert mean(strata) == 1.25
-    assert iqm(strata) == 1.75  # of 0 1 2 2 2 2, one is cut at each end
+    assert iqm(strata) == pytest.approx((0.5 * 0.0 + 1.5 * 1.0 + 2.0 * 2.0) / 4, rel=1e-12)
+    assert STATISTICS["optimality gap"](strata) == 0.25
+    profile, _, _ = performance_profile(strata, np.array([0.5, 1.5]))
+    assert profile.tolist() == [0.75, 0.5]
     found = estimate([np.array([3.0])], iqm)
     assert (found.value, found.low, found.high) == (3.0, None, None)
     assert estimate([np.array([3.0]), np.array([1.0, 3.0])], mean).low == 2.0  # one environment has two runs
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+def test_more_runs_of_an_environment_do_not_make_it_heavier(statistic: str) -> None:
+    """Runs that are there three times are the same sample of their environment."""
+    strata = [RANDOM.normal(size=4), RANDOM.normal(size=8) + 1]
+    once = STATISTICS[statistic](strata)
+    assert STATISTICS[statistic]([np.tile(strata[0], 3), strata[1]]) == pytest.approx(float(once), rel=1e-9)
 
 
 def test_a_performance_profile_is_rliables_score_distribution() -> None:
