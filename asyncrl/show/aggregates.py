@@ -2,8 +2,9 @@
 
 Formulas of Agarwal et al. 2021, "Deep RL at the edge of the statistical precipice" (rliable). Scores of several
 environments come as strata, an array of runs for each environment, and every environment's runs are resampled by
-themselves. Unlike rliable's matrix, environments may have different numbers of runs; all have the same weight. An interval has the 2.5th and
-97.5th percentile of `RESAMPLES` resamples; its bounds are values of resampled runs, so they lie within what was seen.
+themselves. Unlike rliable's matrix, environments may have different numbers of runs; all have the same weight. An
+interval has the 2.5th and 97.5th percentile of `RESAMPLES` resamples; its bounds are values of resampled runs, so they
+lie within what was seen.
 """
 
 from __future__ import annotations
