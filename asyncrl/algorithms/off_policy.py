@@ -85,7 +85,8 @@ class OffPolicy(Hyperparameters):
     """Environment steps over all actors before the first update."""
 
     samples_per_insert: Annotated[float | None, Range(above=0, finite=True)] = 16.0
-    """Mean number of times that a step is trained on; none lets actors and learner run freely."""
+    """Mean number of times that a step is trained on: `batch_size` makes one update per step; none lets actors and
+    learner run freely."""
 
     samples_per_insert_error: Annotated[float | None, Range(above=0, finite=True)] = None
     """Tolerance of `samples_per_insert` in relaxed runs, in samples; none chooses it automatically."""

@@ -101,7 +101,7 @@ def _imported(module: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not module.startswith(error.name):
             raise
-        extra = _missing_extra(name) or _missing_extra(error.name)
+        extra = missing_extra(name) or missing_extra(error.name)
         fix = f"install the package that provides {error.name!r}, or correct the id"
         raise UnknownEnvironment(
             f"There is no environment {name}: no module named {error.name!r} can be imported.",
@@ -122,7 +122,7 @@ def _unknown(name: str, env_id: str, reason: str, main_only: bool) -> UnknownEnv
     facts: dict[str, object] = {"gymnasium says": reason}
     if near:
         facts["near misses"] = ", ".join(near)
-    extra = _missing_extra(env_id)
+    extra = missing_extra(env_id)
     fix = f'pip install "asyncrl[{extra}]"' if extra else _of_library(env_id)
     if env_id.endswith(".py"):
         fix = f"name a class or a function of the file: {env_id[:-3].replace('/', '.')}:NAME"
@@ -238,7 +238,7 @@ def extra_for(text: str) -> str | None:
     return None if found is None else found[0]
 
 
-def _missing_extra(text: str) -> str | None:
+def missing_extra(text: str) -> str | None:
     """Return `extra_for(text)`, but None if its package can be imported: then its absence is not the reason."""
     found = _extra_and_package(text)
     return None if found is None or _importable(found[1]) else found[0]

@@ -34,7 +34,7 @@ from asyncrl.envs.changes import (
 )
 from asyncrl.envs.factory_pickle import factory_name, pack_factory
 from asyncrl.envs.observations import AGENT_KEY
-from asyncrl.envs.registered import entry_module, extra_for, find, newer_mujoco
+from asyncrl.envs.registered import entry_module, extra_for, find, missing_extra, newer_mujoco
 from asyncrl.errors import (
     AsyncRLError,
     ConfigurationError,
@@ -259,6 +259,8 @@ class EnvSource:
         except DependencyNotInstalled as error:
             raise self._needs_package(error) from error
         except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and missing_extra(error.name or ""):
+                raise self._needs_package(error) from error
             raise self._not_built(f"failed: {describe_error(error)}", traceback.format_exc()) from error
         if agents is not None:
             return agents
@@ -320,7 +322,7 @@ class EnvSource:
         extra = extra_for(f"{self.name} {error}") or extra_for(traceback.format_exc())
         return UnknownEnvironment(
             f"The environment {self.name} needs a package that is not installed.",
-            facts={"gymnasium says": str(error)},
+            facts={"reason": str(error)},
             fix=f'pip install "asyncrl[{extra}]"' if extra else "install that package",
         )
 

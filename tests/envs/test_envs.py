@@ -349,16 +349,21 @@ def test_asyncrl_006_near_misses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env_id", "missing", "extra"),
+    ("env_id", "missing", "extra", "registered"),
     [
-        ("ALE/Pong-v5", "ale_py", "atari"),
-        ("HalfCheetah-v5", "mujoco", "mujoco"),
-        ("LunarLander-v3", "Box2D", "box2d"),
+        ("ALE/Pong-v5", "ale_py", "atari", True),
+        ("ALE/Pong-v5", "ale_py", "atari", False),
+        ("HalfCheetah-v5", "mujoco", "mujoco", True),
+        ("LunarLander-v3", "Box2D", "box2d", True),
     ],
 )
 def test_asyncrl_006_names_the_extra_to_install(
-    env_id: str, missing: str, extra: str, monkeypatch: pytest.MonkeyPatch
+    env_id: str, missing: str, extra: str, registered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if registered and env_id not in gymnasium.registry:
+        pytest.importorskip(missing)  # its import registers the games
+    if not registered:
+        monkeypatch.delitem(gymnasium.registry, env_id, raising=False)
     for name in list(sys.modules):
         if name.startswith((missing, f"gymnasium.envs.{extra}")):
             monkeypatch.delitem(sys.modules, name)
