@@ -58,6 +58,7 @@ from asyncrl.envs.goals import GoalRewards, goal_rewards, goals_text
 from asyncrl.envs.observations import unread_text
 from asyncrl.errors import (
     AsyncRLError,
+    FilesNotWritten,
     ResourceError,
     StoppedWhileStarting,
     TextLeftOut,
@@ -842,15 +843,18 @@ class Run:
         return None
 
     def _last_snapshot(self, reason: str, error: str | None) -> Snapshot:
-        """Make the run's last snapshot; if that fails, from the snapshot before it."""
+        """Make the run's last snapshot; if that fails, from the snapshot before it, with a warning (ASYNC040)."""
         state = self.reporter.state = "failed" if reason == "failed" else "stopped"
         try:
             if self.built:
                 self.reporter.episodes.extend(self.pool.episodes())
             return self.snapshot(reason, error)
-        except Exception:
+        except Exception as failed:
             if self.reporter.last is None:
                 raise
+            if error is None:  # an error that is told already may be the cause
+                text = f"[ASYNC040] last report failed: {describe_error(failed)}; summary.json has the one before"
+                warnings.warn(FilesNotWritten(text), stacklevel=2)
             return dataclasses.replace(self.reporter.last, state=state, stop_reason=reason, error=error)
 
     def _write_summary(

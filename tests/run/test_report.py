@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from snapshots import make_actor, make_snapshot
 
+from asyncrl import Trainer
 from asyncrl.actors.statistics import over_actors
 from asyncrl.config import TrainerConfig
+from asyncrl.errors import FilesNotWritten
 from asyncrl.interfaces import Distribution, Metrics
 from asyncrl.learning.clock import TrainClock
 from asyncrl.run import reporting
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.reporting import Reporter
+from asyncrl.run.run import Run
 from asyncrl.run.summary import summarize
 from asyncrl.show.metrics import RUN_METRICS, UNMEASURED, EvaluationResult
 
@@ -195,3 +201,21 @@ def test_waiting_while_the_clock_stands_is_not_counted() -> None:
     snapshot = make_snapshot(train_seconds=3.5, learner_wait_seconds=0.7)
     summary = summarize(snapshot, None, reporter.actor_wait_seconds)
     assert (summary["actor_wait_fraction"], summary["learner_wait_fraction"]) == (0.5, pytest.approx(0.2))
+
+
+def test_a_last_report_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run has its result and a summary with the counters of the report before."""
+    whole = Run.snapshot
+
+    def broken(self: Run, stop_reason: str | None = None, error: str | None = None) -> Any:
+        if stop_reason is not None:
+            raise ZeroDivisionError("a rate")
+        return whole(self, stop_reason, error)
+
+    monkeypatch.setattr(Run, "snapshot", broken)
+    options = {"num_actors": 1, "total_steps": 500, "eval_episodes": 1, "report_interval_seconds": 0.01}
+    trainer = Trainer("CartPole-v1", "dqn", run_dir=tmp_path / "run", **options)
+    with pytest.warns(FilesNotWritten, match="last report failed: ZeroDivisionError: a rate"):
+        result = trainer.learn()
+    assert result.stop_reason == "total_steps"
+    assert (tmp_path / "run" / "summary.json").exists()
