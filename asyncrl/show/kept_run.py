@@ -216,6 +216,11 @@ def find_runs(folder: Path) -> list[KeptRun]:
     return sorted(found, key=lambda run: (run.changed, run.path))
 
 
+def runs_within(run: Path) -> list[KeptRun]:
+    """Runs in the subfolders of a run's directory, into which `find_runs` does not look."""
+    return [KeptRun(path) for folder in _subfolders(run) for path in _run_paths(folder, DEPTH - 1)]
+
+
 def _run_paths(folder: Path, depth: int) -> Iterator[Path]:
     if is_run(folder):
         yield folder
