@@ -107,7 +107,11 @@ def _print_groups(groups: Sequence[RunGroup], as_json: bool) -> None:
         )
         for row in rows
     ]
-    print(text_table(header, cells, right=header[2:]) if rows else "there are no runs")
+    print(
+        text_table(header, cells, right=header[2:], whole=header[2:], apart=header[:2])
+        if rows
+        else "there are no runs"
+    )
 
 
 def _facts(kept: KeptRun | None, live: LiveRun | None, folder: Path, group: str | None) -> dict[str, Any]:
