@@ -24,6 +24,8 @@ from typing import Any, TextIO
 
 LOCK = ".lock"
 """Lock file that a run holds while it uses its directory; it contains the process id."""
+GROUPS = "groups"
+"""Folder of the directories of a run's groups but the first."""
 LABELS = "labels.json"
 """File of the tags and the note that `asyncrl ui` writes."""
 SECTIONS = ("rollout", "time", "train", "eval", "async", "system")
@@ -217,8 +219,9 @@ def find_runs(folder: Path) -> list[KeptRun]:
 
 
 def runs_within(run: Path) -> list[KeptRun]:
-    """Runs in the subfolders of a run's directory, into which `find_runs` does not look."""
-    return [KeptRun(path) for folder in _subfolders(run) for path in _run_paths(folder, DEPTH - 1)]
+    """Other runs in the subfolders of a run's directory, into which `find_runs` does not look."""
+    folders = [folder for folder in _subfolders(run) if folder.name != GROUPS]
+    return [KeptRun(path) for folder in folders for path in _run_paths(folder, DEPTH - 1)]
 
 
 def _run_paths(folder: Path, depth: int) -> Iterator[Path]:

@@ -282,6 +282,8 @@ def test_a_run_in_progress_is_not_deleted(served: FolderThread, folder: Path) ->
 
 
 def test_a_run_with_further_runs_in_its_directory_is_not_deleted(served: FolderThread, folder: Path) -> None:
+    make_run(folder, "c/groups/1")  # of a run with several groups
+    assert command(served, "/delete?run=c") == (200, "")
     make_run(folder, "a/again/inner")
     status, words = command(served, "/delete?run=a")
     assert status == 409 and "a holds further runs, which would go with it: a/again/inner;" in words
