@@ -194,7 +194,7 @@ class TrainerConfig:
     """Directory of the run's files; none writes no files. By default a command creates one in `runs/`."""
 
     init_from: Text | None = None
-    """Begin with the policy of this run or file, and its critics if the algorithm is the same; the rest begins anew."""
+    """Begin with the policy of this run, file or hf:// address, and critics of the same algorithm; the rest is new."""
 
     report_interval_seconds: Positive = 1.0
     """Maximum seconds between reports to the terminal, the page and `metrics.jsonl`; each evaluation reports too."""

@@ -141,6 +141,7 @@ class TrainedPolicy:
     ) -> tuple[Any, Any]:
         """`predict` of several policies: of observations by agent, or of rows of all agents in order."""
         if not self._by_agent(obs):
+            self._refuse_other_keys(obs)
             return self._predict_rows(np.asarray(obs), state, episode_start, deterministic)
         actions: dict[Any, Any] = {}
         after: dict[Any, Any] = {}
@@ -215,6 +216,7 @@ class TrainedPolicy:
 
         The arguments and the error are those of `predict`; not by agent.
         """
+        self._refuse_other_keys(obs)
         obs = rows_of(obs, self.spec) if self.spec.leaves else np.asarray(obs)
         frames, shape, memory = self.policy.frame_stack, self.spec.observation_shape, memory_of(self.policy)
         stacks = self._keeps_stacks(state, episode_start)
@@ -234,6 +236,17 @@ class TrainedPolicy:
         if stacks:
             batch = next_stacks(state, batch, _begins(episode_start, batch.shape[0]), frames)
         return batch, single
+
+    def _refuse_other_keys(self, obs: Any) -> None:
+        """Raise ValueError for a dict that is neither by agent nor an observation."""
+        parts = {leaf.path[0] for leaf in self.spec.leaves if leaf.path}
+        if not isinstance(obs, Mapping) or parts & {str(key) for key in obs}:
+            return
+        got = f"a dict of {', '.join(map(str, obs))}" if obs else "an empty dict"
+        if self.spec.agents:
+            raise ValueError(f"obs must be given by agent, of {', '.join(sorted(self._names))}, got {got}")
+        if not parts:
+            raise ValueError(f"obs must be an array of shape {self.spec.observation_shape}, got {got}")
 
     def _predict_agents(
         self, obs: Mapping[Any, Any], state: Any, episode_start: Any, deterministic: bool

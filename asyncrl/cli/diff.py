@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
         for name, values in differing_options(firsts).items()
         if name.partition(".")[0] in shared and not (several and name == "trainer.seed")
     ]
-    print(text_table(("option", "A", "B"), rows) if rows else "the options are the same")
+    print(text_table(("option", "A", "B"), rows, whole=("A", "B")) if rows else "the options are the same")
     print()
     first, second = (_outcome(side) for side in sides)
     outcome = [

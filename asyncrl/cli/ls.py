@@ -94,6 +94,10 @@ def _print_groups(groups: Sequence[RunGroup], as_json: bool) -> None:
         )
     if as_json:
         return print(json.dumps(rows))
+    print(_groups_table(rows) if rows else "there are no runs")
+
+
+def _groups_table(rows: Sequence[dict[str, Any]]) -> str:
     bounds = "95% interval of the mean"
     header = ("env", "group", "runs", "mean final", "IQM", bounds, "best")
     cells = [
@@ -107,7 +111,7 @@ def _print_groups(groups: Sequence[RunGroup], as_json: bool) -> None:
         )
         for row in rows
     ]
-    print(text_table(header, cells, right=header[2:]) if rows else "there are no runs")
+    return text_table(header, cells, right=header[2:], whole=header[2:], apart=header[:2])
 
 
 def _facts(kept: KeptRun | None, live: LiveRun | None, folder: Path, group: str | None) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def _results_table(ends: Sequence[GroupResult], line: str) -> str:
     ]
     bounds = f"95% interval of the {'mean' if line == 'mean' else 'IQM'}"
     header = ("last value of", "options", "runs", "mean", "IQM", bounds)
-    return text_table(header, rows, right=("runs", "mean", "IQM", bounds))
+    return text_table(header, rows, right=header[2:], whole=header[2:], apart=header[:2])
 
 
 def _settings_table(settings: Sequence[SettingResult], environments: int) -> str:
@@ -164,7 +164,7 @@ def _settings_table(settings: Sequence[SettingResult], environments: int) -> str
         (own.name, str(own.runs), *(with_interval(e.value, e.low, e.high) for e in own.estimates.values()))
         for own in settings
     ]
-    return text_table((title, "runs", *names), rows, right=("runs", *names))
+    return text_table((title, "runs", *names), rows, right=("runs", *names), apart=(title,))
 
 
 def _scales(given: Sequence[str] | None, groups: Sequence[RunGroup]) -> dict[str, tuple[float, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from asyncrl.errors import ConfigurationError
 from asyncrl.show.kept_run import KeptRun, is_run
@@ -19,6 +20,7 @@ def text_table(
     rows: Sequence[Sequence[str]],
     right: Sequence[str] = (),
     whole: Sequence[str] = (),
+    apart: Sequence[str] = (),
 ) -> str:
     """Columns two spaces apart, in lines of at most 118 characters: the widest columns are shortened to fit.
 
@@ -27,8 +29,25 @@ def text_table(
         rows: cells.
         right: titles of the right-aligned columns.
         whole: titles of columns that are not shortened, as their cells are to be copied; lines may be longer then.
+        apart: titles of columns that are not shortened where two different cells would look the same.
     """
     table = [list(header), *([_escaped(cell) for cell in row] for row in rows)]
+    widths = _widths(table, whole)
+    alike = [title for title, *cells in zip(*table, widths, strict=True) if title in apart and _alike(cells)]
+    if alike:
+        widths = _widths(table, (*whole, *alike))
+    return "\n".join(_line(row, widths, [title in right for title in header]) for row in table)
+
+
+def _alike(column: list[Any]) -> bool:
+    """Whether different cells of a column, whose last entry is its width, look the same in it."""
+    *cells, width = column
+    return len({_cut(cell, width) for cell in cells}) < len(set(cells))
+
+
+def _widths(table: Sequence[Sequence[str]], whole: Sequence[str]) -> list[int]:
+    """Widths of the columns of a table, whose first row has the titles; those of `whole` are not shortened."""
+    header = table[0]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
     may_be_cut = [column for column, title in enumerate(header) if title not in whole]
     room = WIDEST - 2 * (len(widths) - 1)
@@ -38,7 +57,7 @@ def text_table(
         if widths[widest] <= (NARROWEST if fits or not whole else NARROWEST_BESIDE_WHOLE):
             break
         widths[widest] -= 1
-    return "\n".join(_line(row, widths, [title in right for title in header]) for row in table)
+    return widths
 
 
 def _escaped(text: str) -> str:

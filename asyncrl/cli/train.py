@@ -33,7 +33,7 @@ from asyncrl.errors import UserError
 from asyncrl.options import option_values, parse_count
 from asyncrl.protocols import Algorithm
 from asyncrl.storage.config_file import TRAINER, make_record, read_config
-from asyncrl.storage.run_directory import refuse_another_run
+from asyncrl.storage.run_directory import refuse_another_run, refuse_run_at
 from asyncrl.trainer.arguments import seeds_from
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm] | SeedOpt
     seeds = _seeds(parsed.seeds, config)
     if names_folder:
         parent = None if config.run_dir is None else Path(config.run_dir)
+        if parent is not None:
+            refuse_run_at(parent)
         folders = {seed: None if parent is None else parent / f"s{seed}" for seed in seeds}
     else:
         now = time.localtime()

@@ -51,14 +51,17 @@ async def _serve(folder: Path, port: int) -> None:
     import sys
 
     from asyncrl.server.folder import FolderServer
-    from asyncrl.show.console import TOKEN_IS_READABLE, is_readable_by_others
+    from asyncrl.show.console import is_readable_by_others
 
     token = secrets.token_urlsafe(15)
     server = FolderServer(folder, port=port, token=token)
     await server.start()
     print(f"page {server.url}/#token={token}\nruns of {folder}, Ctrl-C ends", flush=True)
     if is_readable_by_others(sys.stdout):
-        print(TOKEN_IS_READABLE, flush=True)
+        what = "label and delete runs"
+        print(
+            f"note others can read this file, and its page's token lets them {what}: chmod 600 it", flush=True
+        )
     try:
         await asyncio.Event().wait()
     finally:

@@ -307,7 +307,7 @@ def rows_of(obs: Any, spec: EnvSpec) -> NDArray[Any]:
         spec: the environment.
 
     Raises:
-        ValueError: see `pack`.
+        ValueError: see `pack`; or `obs` is none of these.
     """
     is_array = isinstance(obs, np.ndarray) and obs.dtype == spec.observation_dtype
     if is_array and obs.shape[-1:] == spec.observation_shape:
@@ -315,7 +315,7 @@ def rows_of(obs: Any, spec: EnvSpec) -> NDArray[Any]:
         return rows
     if _is_list_of_dicts(obs, spec):
         return np.stack([rows_of(one, spec) for one in obs])
-    arrays = [_array_of(obs, leaf) for leaf in spec.leaves]
+    arrays = _arrays_of(obs, spec)
     axes = [
         array.shape[: array.ndim - len(leaf.shape)] for array, leaf in zip(arrays, spec.leaves, strict=True)
     ]
@@ -333,6 +333,25 @@ def _is_list_of_dicts(obs: Any, spec: EnvSpec) -> bool:
     if not isinstance(obs, list) or not obs or not all(isinstance(one, Mapping) for one in obs):
         return False
     return spec.leaves[0].path[0] in obs[0]
+
+
+def _arrays_of(obs: Any, spec: EnvSpec) -> list[NDArray[Any]]:
+    """The leaves of an observation, or of a batch. Raises ValueError, of an array or a list in the terms of rows."""
+    try:
+        return [_array_of(obs, leaf) for leaf in spec.leaves]
+    except ValueError:
+        if isinstance(obs, np.ndarray):
+            got = f"{obs.dtype} of shape {obs.shape}"
+        elif isinstance(obs, list):
+            kinds = dict.fromkeys(type(one).__name__ for one in obs)
+            got = f"a list of {' and '.join(kinds)}" if obs else "an empty list"
+        else:
+            raise
+        size, dtype = spec.observation_shape[0], spec.observation_dtype
+        raise ValueError(
+            f"obs must be an observation as the environment's space has it, a batch of them, or {dtype} rows of shape "
+            f"({size},) or (B, {size}) as make_env() gives them (of a list np.stack(rows)), got {got}"
+        ) from None
 
 
 def _array_of(obs: Any, leaf: Leaf) -> NDArray[Any]:

@@ -145,12 +145,18 @@ def model_card(policy: PortablePolicy, repo: str, evaluation: Mapping[str, Any],
             f'```sh\npip install "asyncrl[hub]"\nasyncrl enjoy {SCHEME}{repo}\n```\n',
             "## Use it\n",
             f'```python\nimport asyncrl\n\npolicy = asyncrl.load("{SCHEME}{repo}")',
-            "action, _ = policy.predict(obs)\n```\n",
+            f"{_call_of_predict(policy)}\n```\n",
             "## Hyper-parameters\n",
             f"```json\n{json.dumps(dict(meta.options), indent=2)}\n```\n",
             f"## License\n\n{license_name if chosen else 'To be chosen by the author: edit this card.'}\n",
         )
     )
+
+
+def _call_of_predict(policy: PortablePolicy) -> str:
+    if policy.spec.agents:
+        return "actions, _ = policy.predict(observations)  # {agent: observation} of the agents that go on"
+    return "action, _ = policy.predict(obs)"
 
 
 def _front_matter(policy: PortablePolicy, reached: str, license_name: str) -> list[str]:

@@ -17,8 +17,8 @@ from asyncrl.policies.portable_policy import PortablePolicy
 from asyncrl.protocols import Algorithm, Updater
 
 
-def policy_to_begin_with(path: Path, algorithm: Algorithm, spec: EnvSpec) -> PortablePolicy:
-    """Load the policy from a run directory, a checkpoint or a policy file.
+def policy_to_begin_with(path: str | Path, algorithm: Algorithm, spec: EnvSpec) -> PortablePolicy:
+    """Load the policy from a run directory, a checkpoint, a policy file or the hub (`hf://user/name`).
 
     Raises:
         CheckpointError: it is missing or damaged, or its observations, actions or networks differ from the run's

@@ -183,6 +183,7 @@ class PortablePolicy(TrainedPolicy):
     ) -> dict[Any, Any]:
         """Result of a method of several policies, of observations by agent."""
         if not self._by_agent(obs):
+            self._refuse_other_keys(obs)
             raise ValueError(
                 f"obs must be given by agent where agents have several policies: {name}({{agent: obs}})"
             )
@@ -364,7 +365,8 @@ class PortablePolicy(TrainedPolicy):
 
         If the policy sees stacks of frames, the environment is wrapped in gymnasium's `FrameStackObservation`, so that
         `predict` accepts its observations. Of several agents it is the environment with PettingZoo's parallel API,
-        unwrapped; `predict` makes stacks where it is called with a state.
+        unwrapped; `predict` makes stacks where it is called with a state. Of one agent with a Dict or Tuple space its
+        observations are rows `[n]`, the parts one after the other; `predict` takes them as it takes Dicts.
 
         Args:
             render_mode: gymnasium's render mode, such as `"human"` or `"rgb_array"`.

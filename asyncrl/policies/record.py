@@ -74,6 +74,7 @@ def record(
         ConfigurationError: there is a dataset in `out`, or Minari is not installed (ASYNC017).
         SpacesDoNotFit: the environment has several agents, or other spaces than the policy by now (ASYNC005).
         EnvironmentRaised: the environment raised an exception (ASYNC002).
+        ResourceError: the disk is full; the episodes that were written before are kept.
     """
     require_minari()
     folder, spec = Path(out).expanduser(), policy.spec

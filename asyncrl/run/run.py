@@ -527,7 +527,7 @@ class Run:
         path = self.config.init_from
         if path is None or self.resumed is not None:
             return None
-        return await asyncio.to_thread(policy_to_begin_with, Path(path), self.algorithm, self.spec)
+        return await asyncio.to_thread(policy_to_begin_with, path, self.algorithm, self.spec)
 
     def _limits(self) -> ProcessLimits:
         config = self.config

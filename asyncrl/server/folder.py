@@ -27,7 +27,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import msgspec
 from aiohttp import web
@@ -36,7 +36,7 @@ from asyncrl.server.answers import comparison_answer, drawn_series, runs_answer,
 from asyncrl.server.http_server import HttpServer
 from asyncrl.server.pages import FOLDER_PAGE, page_response
 from asyncrl.show.curves import LINES, Axis, Series
-from asyncrl.show.kept_run import LABELS, LOCK, KeptRun, find_runs, is_run
+from asyncrl.show.kept_run import LABELS, LOCK, KeptRun, find_runs, is_run, runs_within
 from asyncrl.show.run_groups import RunGroup, group_runs
 from asyncrl.storage.atomic_file import write_atomically
 
@@ -47,7 +47,7 @@ MOST_TAGS, MOST_TAG, MOST_NOTE = 20, 40, 4000
 Signature = tuple[Any, ...]
 
 
-class Labels(msgspec.Struct):
+class Labels(msgspec.Struct, forbid_unknown_fields=True):
     """What somebody says of a run."""
 
     tags: list[str] = []
@@ -96,14 +96,17 @@ class FolderServer(HttpServer):
 
     async def _comparison(self, request: web.Request) -> web.Response:
         ids = request.query.getall("group", [])[:MOST_GROUPS]
-        axis: Axis = "seconds" if request.query.get("axis") in ("seconds", "time") else "steps"
-        line = request.query.get("line", "mean")
+        axis, line = request.query.get("axis", "steps"), request.query.get("line", "mean")
+        if axis not in get_args(Axis):
+            raise web.HTTPBadRequest(text=f"axis must be one of {', '.join(get_args(Axis))}, got {axis!r}")
         if line not in LINES:
             raise web.HTTPBadRequest(text=f"line must be one of {', '.join(LINES)}, got {line!r}")
         each = request.query.get("each") == "1"
 
         def answer() -> dict[str, Any]:
-            return comparison_answer(self._chosen(ids), axis, line, each=each, series=self._all_series)
+            return comparison_answer(
+                self._chosen(ids), cast(Axis, axis), line, each=each, series=self._all_series
+            )
 
         return _json(await self._off_loop(answer))
 
@@ -146,6 +149,11 @@ class FolderServer(HttpServer):
             if path == self._folder:
                 raise web.HTTPConflict(
                     text=f"{name} is the folder that this page shows, so it is not deleted"
+                )
+            if within := runs_within(path):
+                raise web.HTTPConflict(
+                    text=f"{name} holds further runs, which would go with it: {self._name(within[0])}"
+                    f"{f' and {len(within) - 1} more' if len(within) > 1 else ''}; delete or move them first"
                 )
             with _refused(name):
                 _delete_run(path, name)
@@ -247,7 +255,13 @@ def _delete_run(path: Path, name: str) -> None:
         # First out of the list at once, under a hidden name; rmtree follows no link in it.
         hidden = path.with_name(f".deleted-{path.name}-{os.getpid()}")
         path.rename(hidden)
-        shutil.rmtree(hidden)
+        try:
+            shutil.rmtree(hidden)
+        except OSError as error:
+            raise web.HTTPConflict(
+                text=f"{name} is off the list, but not all of its files could be deleted: {error.strerror}: "
+                f"{error.filename}; delete {hidden} yourself"
+            ) from error
     finally:
         if lock is not None:
             os.close(lock)

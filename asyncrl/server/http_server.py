@@ -379,7 +379,7 @@ class Gate:
             return
         named = ", ".join(hosts) or "(none)"
         raise web.HTTPMisdirectedRequest(
-            text=f"this server answers for the host {named} with the run's token only: add ?token=..."
+            text=f"this server answers for the host {named} with the token only: add ?token=..."
         )
 
     def _knows(self, host: str) -> bool:
@@ -409,11 +409,12 @@ class Gate:
             return
         given = _given_token(request, query=read)
         if not self._is_own(given):
-            text = "this needs the run's token" if given is None else "this is not the run's token"
+            text = "this needs the token" if given is None else "this is not the token"
+            text += " of the address that was printed"
             raise web.HTTPUnauthorized(text=text, headers={"WWW-Authenticate": 'Bearer realm="asyncrl"'})
 
     def _is_own(self, given: str | None) -> bool:
-        """Whether `given` is the run's token, compared in constant time."""
+        """Whether `given` is the token, compared in constant time."""
         return given is not None and hmac.compare_digest(
             given.encode("utf-8", "surrogateescape"), self._token
         )

@@ -24,6 +24,8 @@ from typing import Any, TextIO
 
 LOCK = ".lock"
 """Lock file that a run holds while it uses its directory; it contains the process id."""
+GROUPS = "groups"
+"""Folder of the directories of a run's groups but the first."""
 LABELS = "labels.json"
 """File of the tags and the note that `asyncrl ui` writes."""
 SECTIONS = ("rollout", "time", "train", "eval", "async", "system")
@@ -214,6 +216,12 @@ def find_runs(folder: Path) -> list[KeptRun]:
     """Runs in a folder and its subfolders, or the folder itself if it is a run; the last written is the last."""
     found = [KeptRun(path) for path in _run_paths(folder, DEPTH)]
     return sorted(found, key=lambda run: (run.changed, run.path))
+
+
+def runs_within(run: Path) -> list[KeptRun]:
+    """Other runs in the subfolders of a run's directory, into which `find_runs` does not look."""
+    folders = [folder for folder in _subfolders(run) if folder.name != GROUPS]
+    return [KeptRun(path) for folder in folders for path in _run_paths(folder, DEPTH - 1)]
 
 
 def _run_paths(folder: Path, depth: int) -> Iterator[Path]:

@@ -14,6 +14,8 @@ from asyncrl.show.curves import Curve, by_environment
 from asyncrl.storage.atomic_file import write_atomically
 from asyncrl.storage.disk_space import error_of_file
 
+DASHES = ("-", "--", ":", "-.")
+"""Kinds of lines: the second ten lines are dashed, as colours are ten."""
 COLUMNS = 3
 """Most axes side by side."""
 SLICE_INCHES, WIDE_RANGE = 2.8, 20.0
@@ -27,7 +29,7 @@ def write_picture(
 ) -> None:
     """Write the curves with their bands to a PNG, SVG or PDF file, chosen by the file's suffix.
 
-    Every environment has axes of its own; one name has one colour everywhere.
+    Every environment has axes of its own; one name has one colour and one kind of line everywhere.
 
     Args:
         path: the file.
@@ -44,7 +46,8 @@ def write_picture(
     columns = min(COLUMNS, count := len(plots) + bool(settings))
     rows, height = -(-count // columns), _row_inches(plots.values(), len(settings))
     figure = _figure(path, columns, height * rows)
-    colours = {name: f"C{i % 10}" for i, name in enumerate(dict.fromkeys(curve.name for curve in curves))}
+    names = dict.fromkeys(curve.name for curve in curves)
+    colours = {name: (f"C{i % 10}", DASHES[i // 10 % len(DASHES)]) for i, name in enumerate(names)}
     for i, (env, own) in enumerate(plots.items()):
         axes = figure.add_subplot(rows, columns, i + 1)
         _draw(axes, own, colours)
@@ -119,11 +122,12 @@ def _save(figure: Any, path: Path) -> None:
         write_atomically(path, [drawn.getvalue()])
 
 
-def _draw(axes: Any, curves: Sequence[Curve], colours: dict[str, str]) -> None:
+def _draw(axes: Any, curves: Sequence[Curve], colours: dict[str, tuple[str, str]]) -> None:
     for curve in curves:
         marker = "o" if len(curve.x) == 1 else ""  # a line through one point is invisible
-        colour = colours[curve.name]
-        axes.plot(curve.x, curve.line, marker=marker, label=_label(curve.label), linewidth=1.6, color=colour)
+        colour, dashes = colours[curve.name]
+        look = {"marker": marker, "linewidth": 1.6, "color": colour, "linestyle": dashes}
+        axes.plot(curve.x, curve.line, label=_label(curve.label), **look)
         if curve.size:
             axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
 
@@ -145,14 +149,15 @@ def _finish(axes: Any) -> None:
     axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize="small")
 
 
-def _draw_profiles(axes: Any, settings: Sequence[SettingResult], colours: dict[str, str]) -> None:
+def _draw_profiles(axes: Any, settings: Sequence[SettingResult], colours: dict[str, tuple[str, str]]) -> None:
     for own in settings:
-        colour = colours.get(own.name, "black")
+        colour, dashes = colours.get(own.name, ("black", "-"))
         axes.plot(
             *(own.thresholds, own.profile),
             label=_label(f"{own.name}, {own.runs} runs"),
             linewidth=1.6,
             color=colour,
+            linestyle=dashes,
         )
         axes.fill_between(own.thresholds, own.low, own.high, color=colour, alpha=0.2, linewidth=0)
     axes.set(

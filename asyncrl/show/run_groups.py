@@ -24,6 +24,8 @@ ADDED = (
     *("total_steps", "max_seconds", "target_return", "target_training_return"),
 )
 """Options that add something to a run; a group's name leaves them out where there is nothing."""
+LEAST_DIGITS, MOST_DIGITS, WIDEST_NUMBER = 4, 17, 8
+"""Digits of floats in names; only those with more characters are shortened, such as the drawn ones of a search."""
 PATHS = ("trainer.dataset", "trainer.demonstrations", "trainer.init_from")
 """Options that name a file or folder, absolute ones too."""
 
@@ -99,6 +101,7 @@ def _names(firsts: Sequence[KeptRun]) -> list[str]:
     named = _distinguishing(firsts)
     short = [name.rpartition(".")[2] for name in named]
     shortest = {name: _shortest(_options(run).get(name) for run in firsts) for name in PATHS}
+    digits = {name: _digits(_options(run).get(name) for run in firsts) for name in named}
     texts = []
     for run in firsts:
         options = _options(run)
@@ -106,7 +109,7 @@ def _names(firsts: Sequence[KeptRun]) -> list[str]:
             name: shortest[name][options[name]] for name in PATHS if isinstance(options.get(name), str)
         }
         shown = [
-            f"{own if short.count(own) == 1 else name}={_text(options.get(name))}"
+            f"{own if short.count(own) == 1 else name}={_text(options.get(name), digits[name])}"
             for name, own in zip(named, short, strict=True)
             if name.partition(".")[0] in run.options and not _is_absence(name, options.get(name))
         ]
@@ -142,9 +145,22 @@ def _is_absence(name: str, value: Any) -> bool:
     return name.removeprefix("trainer.") in ADDED and not value
 
 
-def _text(value: Any) -> str:
+def _digits(values: Iterable[object]) -> int:
+    """Least number of significant digits, from `LEAST_DIGITS` on, that tells an option's floats apart."""
+    floats = {value for value in values if isinstance(value, float)}
+    enough = (
+        n
+        for n in range(LEAST_DIGITS, MOST_DIGITS)
+        if len({_text(value, n) for value in floats}) == len(floats)
+    )
+    return next(enough, MOST_DIGITS)
+
+
+def _text(value: Any, digits: int) -> str:
     if value is None:
         return "none"
+    if isinstance(value, float) and len(text := f"{value:.{digits}g}") < len(repr(value)) > WIDEST_NUMBER:
+        return text
     return value if isinstance(value, str) else json.dumps(value, default=str).replace('"', "")
 
 

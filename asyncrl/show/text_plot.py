@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 
 import numpy as np
 
 from asyncrl.show.curves import Curve
 
-MARKS = "*o+x#@%&"
+MARKS = "*o+x#@%&" + "".join(c for c in string.ascii_letters + string.digits if c not in "ox")
+"""Marks of the curves, in their order; beyond them they begin again."""
 BAND = "."
 LEAST_DIGITS, MOST_DIGITS = 4, 17
 """Significant digits of an axis's labels; with a unit (k, M) one less."""

@@ -14,9 +14,11 @@ relabelled goals and priorities need no second implementation. Nothing writes to
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
-from collections.abc import Generator, Iterator
+import shutil
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -31,17 +33,20 @@ from asyncrl.envs.dataset_spaces import (
     spaces_of,
     stored_actions,
 )
-from asyncrl.errors import ConfigurationError, SpacesDoNotFit, describe_error
+from asyncrl.errors import ConfigurationError, ResourceError, SpacesDoNotFit, describe_error
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, EnvSpec
 from asyncrl.shm.ring import RingLayout, RingReader
 from asyncrl.shm.ring_rows import RingPosition, begin_at
 from asyncrl.shm.segment import Segment
+from asyncrl.shm.unnamed_file import file_size_limit
 from asyncrl.version import __version__
 
 DATA = "data"
 """Folder of a dataset in which Minari keeps its files."""
 FLUSH_STEPS = 20_000
 """Steps of complete episodes that are written together."""
+COLUMN_BYTES, SPARE_BYTES = 4_096, 65_536
+"""Bounds of what HDF5 needs beside the arrays, for each column of an episode (3 kB were seen) and for the file."""
 
 
 @dataclass(frozen=True)
@@ -136,10 +141,32 @@ class DatasetWriter:
         self._flush()
 
     def _flush(self) -> None:
-        """Write the episodes that wait; the dataset is complete up to them."""
+        """Write the episodes that wait; the dataset is complete up to them. Raises `ResourceError` on a full disk."""
         episodes, self._waiting = self._waiting, []
-        if episodes:
-            self._storage.update_episodes([self._buffer(episode) for episode in episodes])
+        if not episodes:
+            return
+        if (code := self._lack_of_space(episodes)) is not None:
+            self.steps -= sum(len(episode.reward) for episode in episodes)
+            self.episodes -= len(episodes)
+            raise ResourceError(
+                f"the dataset cannot be written: {os.strerror(code)}",
+                facts={"folder": self.folder, "written": f"{self.steps:,} steps, {self.episodes:,} episodes"},
+                fix="make space, and name another folder or remove that one",
+            )
+        self._storage.update_episodes([self._buffer(episode) for episode in episodes])
+
+    def _lack_of_space(self, episodes: Sequence[Episode]) -> int | None:
+        """Error code of a disk without room for these episodes, else None: HDF5 crashes the process if it meets one."""
+        columns = len(self._spec.leaves or (1,)) + 4
+        arrays = sum(
+            own.obs.nbytes + np.asarray(own.action).nbytes + 10 * len(own.reward) for own in episodes
+        )
+        needed = arrays + len(episodes) * columns * COLUMN_BYTES + SPARE_BYTES
+        if shutil.disk_usage(self.folder).free < needed:
+            return errno.ENOSPC
+        limit, file = file_size_limit(), self.folder / DATA / "main_data.hdf5"
+        size = file.stat().st_size if file.exists() else 0
+        return errno.EFBIG if limit is not None and size + needed > limit else None
 
     def _buffer(self, episode: Episode) -> Any:
         from minari.data_collector.episode_buffer import EpisodeBuffer

@@ -70,6 +70,8 @@ class RunDirectory:
                 facts={"run_dir": path},
                 fix="give another path",
             )
+        if not goes_on:
+            _refuse_folder_of_runs(path)
         with refuse_unwritable(path):
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             (path / "actors").mkdir(exist_ok=True)
@@ -77,7 +79,7 @@ class RunDirectory:
             _locked.add(self)
             if not goes_on:
                 try:
-                    refuse_another_run(path)
+                    refuse_run_at(path)
                 except ConfigurationError:
                     self.close()
                     raise
@@ -146,6 +148,23 @@ class RunDirectory:
 
 
 def refuse_another_run(path: Path) -> None:
+    """Raise `ConfigurationError` if a run has left its files in the directory `path`, or it is a folder of runs."""
+    refuse_run_at(path)
+    _refuse_folder_of_runs(path)
+
+
+def _refuse_folder_of_runs(path: Path) -> None:
+    """Raise `ConfigurationError` for one: lists of runs look into no run, so that the others would be hidden."""
+    if others := _runs_below(path):
+        raise ConfigurationError(
+            f"run_dir must be a new or empty directory, {path} is a folder of runs: {others[0]}"
+            f"{f' and {len(others) - 1} more' if len(others) > 1 else ''}",
+            facts={"run_dir": path},
+            fix=f"give the run a directory of its own, such as {path / 'NAME'}",
+        )
+
+
+def refuse_run_at(path: Path) -> None:
     """Raise `ConfigurationError` if a run has left its files in the directory `path`."""
     if path.is_dir() and (held := _holds_a_run(path)):
         raise ConfigurationError(
@@ -239,6 +258,12 @@ def _holds_a_run(path: Path) -> str:
         return "" if steps == 0 else "summary.json"
     metrics = path / "metrics.jsonl"
     return "metrics.jsonl" if metrics.exists() and metrics.stat().st_size else ""
+
+
+def _runs_below(path: Path) -> list[str]:
+    """Names of the runs in a folder, sorted."""
+    locks = path.glob(f"*/{LOCK}")
+    return sorted(lock.parent.name for lock in locks if (lock.parent / "config.toml").is_file())
 
 
 def _finite(value: Any) -> Any:

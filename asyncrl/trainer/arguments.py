@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from asyncrl.algorithms import ALGORITHMS, over_preset
@@ -251,3 +252,21 @@ def check_options(options: dict[str, Any], algorithm: Algorithm) -> None:
                     f"Trainer has no option {name!r}; it is an option of {record}: write {record}({name}=...)"
                 )
             raise TypeError(unknown_option(name, known, "Trainer"))
+
+
+def working_directory() -> Path | None:
+    """The working directory, None if it was deleted."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
+
+
+def paths_from(folder: Path, config: TrainerConfig) -> dict[str, str]:
+    """The relative paths among a run's options as absolute ones below `folder`.
+
+    Of what is read only those that are there: `dataset` may be a name, `init_from` an address.
+    """
+    read = {name: getattr(config, name) for name in ("init_from", "dataset", "demonstrations")}
+    found = {name: str(folder / path) for name, path in read.items() if path and (folder / path).exists()}
+    return found | ({"run_dir": str(folder / config.run_dir)} if config.run_dir else {})

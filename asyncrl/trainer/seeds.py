@@ -23,6 +23,7 @@ from asyncrl.protocols import Algorithm
 from asyncrl.run.job import Job
 from asyncrl.show.aggregates import Array, Estimate, estimate, iqm, mean
 from asyncrl.show.numbers import of_return, with_deviation, with_interval
+from asyncrl.storage.run_directory import refuse_run_at
 from asyncrl.trainer.arguments import RunOptions, seeds_from
 from asyncrl.trainer.run_pool import Ended, Event, RunPool, runs_at_once
 from asyncrl.trainer.trainer import Trainer
@@ -125,6 +126,8 @@ def train_seeds(
     trainer = Trainer(env, algorithm, **options)
     chosen = seeds_from(trainer.config.seed, seeds)
     run_dir = trainer.config.run_dir
+    if run_dir is not None:
+        refuse_run_at(Path(run_dir))
     folders = {seed: None if run_dir is None else Path(run_dir) / f"s{seed}" for seed in chosen}
     with RunPool() as pool:
         events = train_all(pool, jobs(trainer, folders), runs_at_once(trainer.config, at_once))

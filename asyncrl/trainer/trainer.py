@@ -51,10 +51,12 @@ from asyncrl.trainer.arguments import (
     RunOptions,
     algorithm_and_options,
     check_learn_arguments,
+    paths_from,
     refuse_swapped,
     require_data,
     require_policies,
     require_steps,
+    working_directory,
 )
 
 if TYPE_CHECKING:
@@ -97,6 +99,7 @@ class Trainer(ShownByCard, metaclass=Answering):
         algorithm: a record such as `DQN(...)`, or an algorithm's name for its preset for the environment.
         server: a fork server that is already starting, or None to start one with the run.
         options: fields of `TrainerConfig`, see `help(TrainerConfig)`; `wrappers` may also have classes and functions.
+            Relative paths are those of the working directory at this moment.
 
     Attributes:
         job: options, algorithm and environment of the run, and the checkpoint of one that is resumed.
@@ -229,6 +232,7 @@ class Trainer(ShownByCard, metaclass=Answering):
         self._listeners: list[Callable[[Snapshot], None]] = []
         self._callbacks: tuple[Any, ...] = ()
         self._logged = LoggedMetrics()
+        self._made_in = working_directory()
 
     if not TYPE_CHECKING:  # a type checker would take every name
 
@@ -386,6 +390,8 @@ class Trainer(ShownByCard, metaclass=Answering):
     ) -> None:
         given = {"total_steps": total_steps, "max_seconds": max_seconds, "target_return": target_return}
         rules: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if self._made_in is not None and self._made_in != working_directory():
+            rules |= paths_from(self._made_in, self.config)
         job = dataclasses.replace(self.job, config=dataclasses.replace(self.config, **rules))
         require_steps(job)
         called = checked(callbacks)
@@ -475,7 +481,7 @@ class Trainer(ShownByCard, metaclass=Answering):
         with self._lock:
             run, loop = self._run, self._loop
         change = getattr(run, "set_env_kwargs", None)
-        if run is not None and change is None:
+        if self.config.groups > 1 or (run is not None and change is None):
             raise RuntimeError(f"set_env_kwargs works in runs of one group, got groups={self.config.groups}")
         if change is None or loop is None or loop.is_closed():
             raise RuntimeError(

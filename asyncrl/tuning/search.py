@@ -38,6 +38,8 @@ from asyncrl.run.job import Job
 from asyncrl.show.kept_run import LABELS, KeptRun
 from asyncrl.storage.atomic_file import write_atomically
 from asyncrl.storage.config_file import dump_config, options_by_table
+from asyncrl.storage.disk_space import error_of_file
+from asyncrl.storage.run_directory import refuse_run_at
 from asyncrl.storage.run_files import ENVIRONMENT
 from asyncrl.trainer.run_pool import Ended, Event, Progressed, RunPool, Started, Warned
 from asyncrl.trainer.seeds import CALLERS_ERRORS
@@ -45,6 +47,8 @@ from asyncrl.tuning.result import HeldOut, Searched
 from asyncrl.tuning.study import Study, Trial
 
 SEARCH, BEST, RESULT, LOCK = "search.json", "best.toml", "result.json", ".search-lock"
+OWN_FOLDERS = ("trial-[0-9][0-9][0-9]*", "finalist-[0-9][0-9][0-9]*", "held-out")
+"""Folders of a search's runs, which a run that begins anew replaces."""
 FINALISTS, CHOOSING_SEEDS = 3, 2
 FIRST_HELD_OUT = 1000
 """First of the seeds that choose nothing, counted from the search's seed."""
@@ -107,10 +111,13 @@ class Search:
         self._job, self._space, self._wanted = job, space, trials
         self._held_out_seeds = held_out_seeds
         self._end = None if max_seconds is None else time.monotonic() + max_seconds
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(folder)
+        refuse_run_at(folder)
+        with error_of_file("the search", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(folder)
         try:
-            self._write_or_compare()
+            with error_of_file("the search", folder):
+                self._write_or_compare()
             base = {name: getattr(job.algorithm, name) for name in space.options}
             self._study = Study(folder, space, base, job.config.seed)
         except BaseException:
@@ -143,6 +150,7 @@ class Search:
         try:
             kept = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
+            self._refuse_foreign_runs()
             write_atomically(file, [json.dumps(own, indent=2).encode() + b"\n"])
             return
         except (OSError, ValueError) as error:
@@ -160,6 +168,16 @@ class Search:
                 f"{self.folder} holds a search of other options",
                 facts={"different": ", ".join(different[:8])},
                 fix="give the same options to go on with it, or another directory: --run-dir DIR",
+            )
+
+    def _refuse_foreign_runs(self) -> None:
+        """Refuse the directory of a new search in which there are folders that its runs would replace."""
+        found = [path.name for name in OWN_FOLDERS for path in self.folder.glob(name)]
+        if found:
+            raise ConfigurationError(
+                f"{self.folder} is no search, and holds {min(found)}, a name of a search's runs",
+                facts={"such folders": len(found)},
+                fix="name another directory: --run-dir DIR",
             )
 
     # --- the runs ----------------------------------------------------------------------------------------------------
@@ -423,10 +441,12 @@ class Search:
         source, file = made.source, None
         if source.kind in ("spec", "factory"):
             file = ENVIRONMENT
-            write_atomically(self.folder / file, [source.payload])
+            with error_of_file("the environment of best.toml", self.folder / file):
+                write_atomically(self.folder / file, [source.payload])
         config = dataclasses.replace(made.config, run_dir=None, env_file=file)
         head = f"# Trial {best.number} of {len(self.trials)} of a search; `asyncrl train --config` takes this file.\n"
-        write_atomically(self.folder / BEST, [(head + dump_config(config, made.algorithm)).encode()])
+        with error_of_file("the best options", self.folder / BEST):
+            write_atomically(self.folder / BEST, [(head + dump_config(config, made.algorithm)).encode()])
 
     def result(self) -> Searched:
         """Result of the search; writes `result.json`. Raises `ConfigurationError` without a complete trial."""
@@ -441,7 +461,8 @@ class Search:
         algorithm = self._job_of(best.options, 0, self.folder).algorithm
         trials = tuple(self.trials[number] for number in sorted(self.trials))
         searched = Searched(algorithm, best.options, best.number, trials, held_out, self.folder / BEST)
-        write_atomically(self.folder / RESULT, [json.dumps(searched.record(), indent=2).encode() + b"\n"])
+        with error_of_file("the result", self.folder / RESULT):
+            write_atomically(self.folder / RESULT, [json.dumps(searched.record(), indent=2).encode() + b"\n"])
         return searched
 
 

@@ -8,15 +8,17 @@ interruption changes them.
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 from asyncrl.algorithms.search_spaces import Choices, Interval, SearchSpace, plain_value
-from asyncrl.errors import ConfigurationError
+from asyncrl.errors import ConfigurationError, ResourceError
 
 FILE = "study.db"
 NAME = "asyncrl"
@@ -68,6 +70,7 @@ class Study:
 
     Raises:
         ConfigurationError: Optuna is not installed, or the file is no study.
+        ResourceError: SQLite cannot read or write the file (the disk is full); so do all methods.
     """
 
     def __init__(self, folder: Path, space: SearchSpace, base: Mapping[str, Any], seed: int) -> None:
@@ -75,16 +78,20 @@ class Study:
         self._distributions = {name: self._distribution(values) for name, values in space.options.items()}
         self._space = space
         self._ids: list[int] = []  # of the trials in the storage, by number: reading all of them takes long
+        self._file = folder / FILE
         try:
-            self._study = self._optuna.create_study(
-                storage=_address(folder),
-                study_name=NAME,
-                direction="maximize",
-                load_if_exists=True,
-            )
+            with _errors_of_sqlite(self._file):
+                self._study = self._optuna.create_study(
+                    storage=_address(folder),
+                    study_name=NAME,
+                    direction="maximize",
+                    load_if_exists=True,
+                )
+        except ResourceError:
+            raise
         except Exception as error:  # SQLAlchemy's many
             raise ConfigurationError(
-                f"the study cannot be opened: {type(error).__name__}",
+                f"the study cannot be opened: {_words_of_sqlite(error) or type(error).__name__}",
                 facts={"file": folder / FILE},
                 fix="delete it to begin the search anew, or name another directory: --run-dir DIR",
             ) from error
@@ -103,6 +110,10 @@ class Study:
 
     def ask(self, at_once: int) -> Trial:
         """Draw the next trial, of which `at_once` run at a time; those that it knows must have ended."""
+        with _errors_of_sqlite(self._file):
+            return self._ask(at_once)
+
+    def _ask(self, at_once: int) -> Trial:
         begun = self._begun()
         number = len(begun)
         for trial in begun[: max(0, number - at_once + 1)]:
@@ -139,11 +150,14 @@ class Study:
 
     def report(self, number: int, index: int, value: float) -> None:
         """Keep the return of a trial's evaluation `index`, from 0; also that of a trial that begins again."""
-        self._study._storage.set_trial_intermediate_value(self._id(number), index, value)
+        with _errors_of_sqlite(self._file):
+            self._study._storage.set_trial_intermediate_value(self._id(number), index, value)
 
     def end(self, number: int, state: State, value: float | None) -> None:
         """Keep how a trial ended; the estimator learns of it when it draws a trial that knows this one."""
-        self._study._storage.set_trial_user_attr(self._id(number), OUTCOME, {"state": state, "value": value})
+        outcome = {"state": state, "value": value}
+        with _errors_of_sqlite(self._file):
+            self._study._storage.set_trial_user_attr(self._id(number), OUTCOME, outcome)
 
     def _id(self, number: int) -> int:
         if number >= len(self._ids):
@@ -175,6 +189,34 @@ def kept_trials(folder: Path) -> list[Trial]:
             facts={"file": folder / FILE},
             fix="name the directory of a search",
         ) from error
+
+
+@contextlib.contextmanager
+def _errors_of_sqlite(file: Path) -> Iterator[None]:
+    """Turn an error of a full disk or a file that may not be written into `ResourceError`; the study is left alone."""
+    try:
+        yield
+    except Exception as error:
+        found = _cause_in_sqlite(error)
+        if not isinstance(found, sqlite3.OperationalError):
+            raise
+        raise ResourceError(
+            f"the study cannot be written: {found}",
+            facts={"file": file},
+            fix="make space, or the file writable: the same command then goes on with the search",
+        ) from error
+
+
+def _cause_in_sqlite(error: BaseException | None) -> sqlite3.Error | None:
+    """SQLite's error behind one of SQLAlchemy or Optuna."""
+    while error is not None and not isinstance(error, sqlite3.Error):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _words_of_sqlite(error: BaseException) -> str:
+    found = _cause_in_sqlite(error)
+    return "" if found is None else str(found)
 
 
 def _address(folder: Path) -> str:

@@ -201,6 +201,8 @@ def test_predict_takes_one_observation_or_a_batch() -> None:
         ValueError, match=r"got a pair as env.reset\(\) returns it: obs, info = env.reset\(\)"
     ):
         model.predict((np.zeros(4), {}))
+    with pytest.raises(ValueError, match=r"obs must be an array of shape \(4,\), got a dict of position$"):
+        model.predict({"position": np.zeros(4)})
 
 
 def test_predict_returns_actions_as_the_environment_counts_them() -> None:

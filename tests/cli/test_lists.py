@@ -263,6 +263,45 @@ def test_tables_keep_to_118_characters() -> None:
     assert "aaa~aaa" in lines[1] and lines[2].endswith("1,000")
 
 
+def test_different_names_do_not_look_the_same() -> None:
+    names = [f"dqn {'a' * 30}{rate}{'c' * 30}" for rate in (0.0005, 0.0003)]
+    rows = [[name, "b" * 70, "1"] for name in names]
+    cut = text_table(("group", "bounds", "runs"), rows).splitlines()
+    assert cut[1] == cut[2]
+    lines = text_table(("group", "bounds", "runs"), rows, apart=("group",)).splitlines()
+    assert all(line.startswith(name) for line, name in zip(lines[1:], names, strict=True))
+    long = [["a" * 200, "b" * 30, "1"], ["short", "c", "1"]]
+    assert text_table(("group", "env", "n"), long, apart=("group",)) == text_table(
+        ("group", "env", "n"), long
+    )
+
+
+def test_groups_that_differ_in_the_middle_of_their_names_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for i, rate in enumerate((0.0005, 0.0003, 0.0003)):
+        options = {
+            "batch_size": 64 + i // 2,
+            "discipline": "lockstep",
+            "learning_rate": rate,
+            "n_step": 1 + i // 2,
+        }
+        actors = {"num_actors": 1 + i // 2, "envs_per_actor": 64 + i // 2, "eval_episodes": 100 + i // 2}
+        write_run(tmp_path / str(i), options=options, trainer=actors, summary={})
+    assert main(["ls", str(tmp_path), "--groups"]) == 0
+    out = capsys.readouterr().out
+    assert "learning_rate=0.0005" in out and "learning_rate=0.0003" in out
+
+
+def test_diff_shows_both_values_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sides = [f"{'x' * 80}{i}{'y' * 80}" for i in range(2)]
+    for i, side in enumerate(sides):
+        write_run(tmp_path / str(i), trainer={"env_kwargs": {"map": side}}, summary={})
+    assert main(["diff", str(tmp_path / "0"), str(tmp_path / "1")]) == 0
+    out = capsys.readouterr().out
+    assert sides[0] in out and sides[1] in out
+
+
 def test_names_that_are_copied_are_not_shortened() -> None:
     rows = [["run" * 15, "b" * 90, "1"], ["short", "c", "1,000"]]
     lines = text_table(("run", "algo", "steps"), rows, right=("steps",), whole=("run",)).splitlines()

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from kept_runs import write_run
 from asyncrl.cli.main import main
 from asyncrl.show.curves import TRAINING, Curve, curves, default_metric, read_one
 from asyncrl.show.kept_run import EVALUATION, KeptRun, find_runs
+from asyncrl.show.picture import write_picture
 from asyncrl.show.run_groups import group_runs
 from asyncrl.show.text_plot import text_plot
 
@@ -106,11 +108,8 @@ def test_normalised_scores_over_environments(folder: Path, capsys: pytest.Captur
     assert main(["plot", str(folder), *scales]) == 0
     table = capsys.readouterr().out.split("\n\n")[-1].splitlines()
     (row,) = [line.split() for line in table[1:]]  # ppo has no run of Own-v0
-    assert table[0].startswith("over 2 environments") and row[:3] == [
-        "dqn",
-        "3",
-        "0.617",
-    ]  # of 0.4, 0.7, 0.75
+    assert table[0].startswith("over 2 environments")
+    assert row[:3] == ["dqn", "3", "0.650"], "of 0.4 and 0.7, and of 0.75 with the weight of both"
     assert row[5] == "0.650", "mean of 0.55 and 0.75"
     assert main(["plot", str(folder), "--normalise", "CartPole-v1=5,5"]) == 1
     assert "two different finite numbers" in capsys.readouterr().err
@@ -177,6 +176,24 @@ def test_labels_of_an_axis_differ(low: float, high: float) -> None:
     labels = [line.partition("|")[0].strip() for line in text.splitlines() if "|" in line]
     shown = [label for label in labels if label]
     assert len(set(shown)) == len(shown) == 5 and not any(re.search("e.*M", label) for label in shown)
+
+
+def test_many_curves_have_marks_and_lines_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.arange(3.0)
+    curves = [Curve("X-v1", f"run {i}", "", x, x + i, x + i, x + i, np.ones(3)) for i in range(40)]
+    legend = text_plot(curves, "return", "steps").splitlines()[-40:]
+    assert len({line.split()[0] for line in legend}) == 40
+    pytest.importorskip("matplotlib")
+    looks = []
+
+    def plot(axes: Any, *data: Any, **look: Any) -> None:
+        looks.append((look["color"], look["linestyle"]))
+
+    monkeypatch.setattr("matplotlib.axes.Axes.plot", plot)
+    for name in ("_save", "_finish"):
+        monkeypatch.setattr(f"asyncrl.show.picture.{name}", lambda *_: None)
+    write_picture(Path("x.png"), curves, "return", "steps")
+    assert len(set(looks)) == 40
 
 
 def test_a_single_point_and_a_flat_line_are_drawn(tmp_path: Path) -> None:

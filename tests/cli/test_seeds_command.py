@@ -18,10 +18,11 @@ from waiting import PATIENCE_SECONDS, is_running, wait_until
 
 from asyncrl.cli.seeds import summary
 from asyncrl.cli.train import SeedOptions, parse
+from asyncrl.errors import ConfigurationError
 from asyncrl.show.kept_run import KeptRun
 from asyncrl.show.run_groups import group_runs
 from asyncrl.show.runs_view import RunRow, RunsConsole, RunsView, runs_screen
-from asyncrl.trainer.seeds import SeedResults
+from asyncrl.trainer.seeds import SeedResults, train_seeds
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ["CartPole-v1", "--algo", "dqn"]
@@ -45,6 +46,15 @@ def test_every_seed_has_a_directory_of_its_own() -> None:
     assert len({name.split("-s")[1][1:] for name in names}) == 1, "one date for all"
     assert options("--seeds", "2", "--run-dir", "x").folders == {0: Path("x/s0"), 1: Path("x/s1")}
     assert options("--seeds", "2", "--run-dir", "none").folders == {0: None, 1: None}
+
+
+def test_the_seeds_of_a_run_that_is_there_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "latest").touch()
+    with pytest.raises(ConfigurationError, match="holds a run: checkpoints/latest"):
+        options("--seeds", "2", "--run-dir", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="holds a run: checkpoints/latest"):
+        train_seeds("CartPole-v1", "dqn", seeds=2, run_dir=tmp_path, total_steps=100)
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,20 @@ def test_leaves_of_another_kind_are_refused_instead_of_converted() -> None:
             pack(obs, spec)
 
 
+def test_predict_says_what_it_takes_where_it_gets_a_list_of_rows_or_other_numbers() -> None:
+    spec = spec_of(VECTORS)
+    for obs, got in (
+        ([np.zeros(spec.observation_shape, np.float32)] * 2, "a list of ndarray"),
+        ([[0.0] * 3], "a list of list"),
+        ([], "an empty list"),
+        (np.zeros(spec.observation_shape), rf"float64 of shape \({spec.observation_shape[0]},\)"),
+    ):
+        with pytest.raises(ValueError, match=rf"float32 rows of shape .* np\.stack\(rows\)\), got {got}"):
+            rows_of(obs, spec)
+    with pytest.raises(ValueError, match="must hold"):
+        rows_of({"other": 0}, spec)
+
+
 def test_keys_that_are_no_text_are_refused() -> None:
     space = spaces.Dict({1: spaces.Discrete(2)})  # type: ignore[dict-item]
     with pytest.raises(

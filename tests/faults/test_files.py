@@ -313,6 +313,17 @@ def test_a_directory_with_a_checkpoint_and_no_metrics_is_not_overwritten(tmp_pat
     RunDirectory(tmp_path).close()
 
 
+def test_a_folder_of_runs_is_not_made_a_run_which_would_hide_them(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        RunDirectory(tmp_path / name).close()
+        (tmp_path / name / "config.toml").touch()
+    with pytest.raises(errors.ConfigurationError, match="is a folder of runs: a and 1 more") as refused:
+        RunDirectory(tmp_path)
+    assert f"such as {tmp_path}/NAME" in str(refused.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"], "nothing is left in it"
+    RunDirectory(tmp_path, goes_on=True).close()  # it may have been made a run earlier
+
+
 def test_two_runs_in_one_directory_are_refused_and_the_holder_is_named(tmp_path: Path) -> None:
     first = RunDirectory(tmp_path)
     with pytest.raises(

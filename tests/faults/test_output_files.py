@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -104,6 +105,37 @@ def test_a_video_that_finds_the_disk_full_leaves_the_older_one(
             writer.write(noise.integers(0, 255, (200, 300, 3), np.uint8))
     (left,) = older.parent.iterdir()
     assert left.name == "file.png"
+
+
+@pytest.mark.parametrize("lack", ["space", "limit"])
+def test_a_dataset_that_finds_the_disk_full_keeps_what_was_written(
+    lack: str,
+    policy: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """HDF5 itself crashes the process."""
+    minari = pytest.importorskip("minari")
+    free, looked = shutil.disk_usage, []
+
+    def usage(path: Path) -> Any:
+        looked.append(path)
+        return free(path)._replace(free=10_000) if lack == "space" and len(looked) > 1 else free(path)
+
+    def limit() -> int | None:
+        return 100_000 if lack == "limit" and len(looked) > 1 else None
+
+    monkeypatch.setattr("asyncrl.storage.dataset.FLUSH_STEPS", 300)
+    monkeypatch.setattr("asyncrl.storage.dataset.file_size_limit", limit)
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    assert main(["record", str(policy), "--steps", "2000", "--out", str(tmp_path / "data-v0")]) == 4
+    said = capsys.readouterr().err
+    words = {"space": "No space left on device", "limit": "File too large"}[lack]
+    assert f"the dataset cannot be written: {words}" in said
+    found = minari.MinariDataset(tmp_path / "data-v0" / "data")
+    assert found.total_steps >= 300
+    assert f"written: {found.total_steps:,} steps, {found.total_episodes:,} episodes" in said
 
 
 def test_a_full_standard_output_is_said_in_one_line() -> None:

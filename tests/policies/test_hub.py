@@ -22,9 +22,10 @@ from waiting import PATIENCE_SECONDS
 import asyncrl
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import AsyncRLError, CheckpointError, ConfigurationError, ResourceError
-from asyncrl.interfaces import DiscreteAction, EnvSpec
+from asyncrl.interfaces import Agent, DiscreteAction, EnvSpec
 from asyncrl.policies import hub as hub_module
 from asyncrl.policies.policy_file import PolicyFile, read_policy_file, write_policy
+from asyncrl.policies.policy_start import policy_to_begin_with
 from asyncrl.storage.config_file import dump_config
 
 huggingface_hub: Any = pytest.importorskip("huggingface_hub")
@@ -189,6 +190,25 @@ def test_a_spec_of_another_package_becomes_its_id(hub: HubStandIn) -> None:
     env = asyncrl.load("hf://user/pole").make_env()
     assert env.spec.id == "CartPole-v1"
     env.close()
+
+
+def test_a_run_begins_with_a_policy_of_the_hub(hub: HubStandIn) -> None:
+    policy = portable(asyncrl.DQN(), SPEC)
+    pushed(policy)
+    begun = policy_to_begin_with("hf://user/pole", asyncrl.DQN(), SPEC)
+    np.testing.assert_array_equal(begun.weights, policy.weights)
+    options = {"num_actors": 1, "http": "off", "eval_episodes": 1}
+    trainer = asyncrl.Trainer("CartPole-v1", asyncrl.DQN(), init_from="hf://user/none", **options)
+    with pytest.raises(ConfigurationError, match="the hub has no policy of asyncrl at user/none"):
+        trainer.learn(100, progress=False)
+
+
+def test_a_card_of_several_agents_predicts_by_agent() -> None:
+    agents = (Agent("red"), Agent("green"))
+    policy = portable(asyncrl.DQN(), replace(SPEC, agents=agents))
+    played = {"return_mean": 1.0, "return_std": 0.0, "episodes": 1, "seed": 0}
+    card = hub_module.model_card(policy, "user/pole", played, "mit")
+    assert "policy.predict(observations)  # {agent: observation}" in card and "predict(obs)" not in card
 
 
 def test_errors_say_what_to_do(hub: HubStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

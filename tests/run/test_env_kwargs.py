@@ -171,9 +171,7 @@ def test_before_and_after_a_run_nothing_can_be_set() -> None:
         if not trainer.done:
             trainer.learn(200)
     with pytest.raises(RuntimeError, match="runs of one group, got groups=2"):
-        grouped = trainer_of("dqn", "relaxed", groups=2)
-        grouped._run = object()  # type: ignore[assignment]
-        grouped.set_env_kwargs(level=2)
+        trainer_of("dqn", "relaxed", groups=2).set_env_kwargs(level=2)
 
 
 def test_any_thread_can_set_them_in_a_relaxed_run(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 from headless_browser import Browser
 from serving import PATIENCE_SECONDS, TOKEN, ServerThread
+from waiting import wait_until
 
 import asyncrl
 from asyncrl.cli.main import COMMANDS
@@ -167,6 +169,7 @@ def test_curves_of_chosen_groups(served: FolderThread, folder: Path) -> None:
     each = served.ask(f"/comparison?group={mine}&each=1").json()["curves"]["eval/mean_reward"]
     assert {own["name"] for own in each} == {"a", "a2", "c"}
     assert served.ask("/comparison?group=" + mine + "&line=most").status == 400
+    assert served.ask("/comparison?group=" + mine + "&axis=days").status == 400
     assert served.ask("/comparison?group=none").status == 404
     assert served.ask("/options?run=a").json()["dqn"]["gamma"] == 0.99
 
@@ -244,7 +247,14 @@ def test_tags_and_a_note_are_kept_with_the_run(served: FolderThread, folder: Pat
 
 @pytest.mark.parametrize(
     "body",
-    ["", "[]", '{"tags": "x"}', json.dumps({"note": "x" * (MOST_NOTE + 1)}), '{"tags": ["%s"]}' % ("x" * 41)],
+    [
+        "",
+        "[]",
+        '{"tags": "x"}',
+        '{"nota": "x"}',
+        json.dumps({"note": "x" * (MOST_NOTE + 1)}),
+        '{"tags": ["%s"]}' % ("x" * 41),
+    ],
 )
 def test_labels_of_another_form_are_refused_with_the_rule(
     served: FolderThread, folder: Path, body: str
@@ -269,6 +279,28 @@ def test_a_run_in_progress_is_not_deleted(served: FolderThread, folder: Path) ->
     with live(folder / "a"):
         status, words = command(served, "/delete?run=a")
     assert status == 409 and "a is running" in words and (folder / "a" / "config.toml").exists()
+
+
+def test_a_run_with_further_runs_in_its_directory_is_not_deleted(served: FolderThread, folder: Path) -> None:
+    make_run(folder, "c/groups/1")  # of a run with several groups
+    assert command(served, "/delete?run=c") == (200, "")
+    make_run(folder, "a/again/inner")
+    status, words = command(served, "/delete?run=a")
+    assert status == 409 and "a holds further runs, which would go with it: a/again/inner;" in words
+    assert (folder / "a" / "again" / "inner" / "config.toml").exists()
+
+
+def test_what_is_left_of_a_deleted_run_is_named(
+    served: FolderThread, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path / "checkpoints"))
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    status, words = command(served, "/delete?run=a")
+    (left,) = folder.glob(".deleted-a-*")
+    assert status == 409 and words.endswith(f"delete {left} yourself") and "Permission denied" in words
+    assert "not all of its files could be deleted" in words
 
 
 @pytest.mark.parametrize("part", ["a", "deep"])
@@ -367,6 +399,23 @@ def test_the_command_serves_until_ctrl_c(folder: Path) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_what_a_token_in_a_readable_file_allows_is_told_as_it_is(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.touch(0o644)
+    with out.open("w") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "asyncrl", "ui", str(folder)],
+            stdout=stream,
+            env={**os.environ, "PYTHONPATH": PACKAGE},
+        )
+    try:
+        wait_until(lambda: "note" in out.read_text(), "the note")
+        assert "its page's token lets them label and delete runs" in out.read_text()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

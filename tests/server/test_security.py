@@ -47,7 +47,7 @@ FOREIGN_HOSTS = (
 @pytest.mark.parametrize("host", FOREIGN_HOSTS)
 @pytest.mark.parametrize("path", ["/", "/stats", "/healthz", "/nothing"])
 def test_a_foreign_host_is_misdirected(server: ServerThread, host: str, path: str) -> None:
-    assert "with the run's token only" in refused(server.ask(path, host=host), 421)
+    assert "with the token only" in refused(server.ask(path, host=host), 421)
     refused(server.ask(path, host=host, token="wrong"), 421)
     refused(server.ask(f"{path}?token=wrong", host=host), 421)
 
@@ -125,7 +125,7 @@ def test_what_another_site_embeds_is_refused(server: ServerThread, site: str) ->
 )
 def test_a_command_needs_the_token(server: ServerThread, path: str, headers: dict[str, str]) -> None:
     answer = server.ask(path, method="POST", headers=headers)
-    assert "the run's token" in refused(answer, 401)
+    assert "the token of the address that was printed" in refused(answer, 401)
     assert answer.headers["WWW-Authenticate"].startswith("Bearer")
     assert (server.run.stops, server.run.checkpoints) == (0, 0)
 

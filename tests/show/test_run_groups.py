@@ -77,6 +77,20 @@ def test_a_name_is_silent_about_what_a_run_lacks(tmp_path: Path) -> None:
     ]
 
 
+def test_drawn_numbers_are_as_short_as_tells_the_groups_apart(tmp_path: Path) -> None:
+    rates = (0.0028700420625969824, 0.00028783883778498, 0.001)
+    groups = grouped(tmp_path / "a", *({"options": {"learning_rate": rate}} for rate in rates))
+    names = [group.name for group in groups]
+    assert names == ["dqn learning_rate=0.00287", "dqn learning_rate=0.0002878", "dqn learning_rate=0.001"]
+    near = grouped(
+        tmp_path / "b", *({"options": {"learning_rate": 0.0028700420625969824 + i * 1e-9}} for i in (0, 1))
+    )
+    assert [group.name for group in near] == [
+        "dqn learning_rate=0.002870042",
+        "dqn learning_rate=0.002870043",
+    ]
+
+
 def test_a_path_is_as_short_as_tells_the_groups_apart(tmp_path: Path) -> None:
     paths = ["/home/me/datasets/walk", "/home/me/datasets/run", "/home/you/datasets/run"]
     groups = grouped(tmp_path / "a", *({"trainer": {"dataset": path}} for path in paths[:2]))

@@ -280,6 +280,11 @@ def test_policies_with_a_state_take_dicts_and_rows() -> None:
         policy.predict(rows[:2])
     with pytest.raises(ValueError, match="obs must be given by agent"):
         policy.values(rows)
+    for method in (policy.predict, policy.values):
+        with pytest.raises(ValueError, match=r"given by agent, of blue, green, red, got a dict of black$"):
+            method({"black": rows[0]})
+    with pytest.raises(ValueError, match=r"given by agent, of .*, got an empty dict"):
+        policy.predict({})
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from asyncrl.show.kept_run import KeptRun
 from asyncrl.storage.checkpoint import load, save
 from asyncrl.storage.resume import changed_options, options_of_run, total_of
 from asyncrl.storage.resume_rules import FIXED, FIXED_IN_LOCKSTEP, check_changes
+from asyncrl.trainer.arguments import paths_from
 
 SMALL: dict[str, Any] = {
     "seed": 1,
@@ -394,6 +395,23 @@ def test_the_home_folder_may_be_written_as_in_a_shell(
     monkeypatch.setenv("HOME", str(tmp_path))
     config = TrainerConfig(env="CartPole-v1", algo="dqn", run_dir="~/x", init_from="~/y")
     assert (config.run_dir, config.init_from) == (str(tmp_path / "x"), str(tmp_path / "y"))
+
+
+def test_a_relative_directory_is_that_of_the_moment_at_which_the_trainer_was_made(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = run.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(run.parent)
+    trainer = Trainer.resume(run.name, total_steps="+100")
+    monkeypatch.chdir(elsewhere)
+    assert trainer.learn(progress=False).run_dir == run
+    assert list(elsewhere.iterdir()) == []
+    options = TrainerConfig(
+        env="CartPole-v1", algo="dqn", run_dir="new", init_from=run.name, dataset="cartpole/name-v0"
+    )
+    assert paths_from(run.parent, options) == {"run_dir": str(run.parent / "new"), "init_from": str(run)}
+    assert Trainer("CartPole-v1", run_dir="x").config.run_dir == "x", "texts say what was given"
 
 
 def test_a_run_made_with_a_factory_goes_on(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sqlite3
 import tomllib
 from collections import deque
 from collections.abc import Mapping
@@ -19,7 +20,13 @@ from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.search_spaces import Choices, Interval, SearchSpace
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import ConfigurationError, EnvironmentFailed, EnvironmentRaised, TrainingDiverged
+from asyncrl.errors import (
+    ConfigurationError,
+    EnvironmentFailed,
+    EnvironmentRaised,
+    ResourceError,
+    TrainingDiverged,
+)
 from asyncrl.run.job import Job
 from asyncrl.storage.config_file import read_config
 from asyncrl.trainer.run_pool import Ended, Event, Progressed
@@ -325,8 +332,61 @@ def test_a_directory_in_use_is_refused_and_released(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_study_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_text("something else, long enough to be no database at all" * 50)
-    with pytest.raises(ConfigurationError, match="the study cannot be opened"):
+    with pytest.raises(ConfigurationError, match="the study cannot be opened: file is not a database"):
         search(tmp_path)
+
+
+def test_a_full_disk_ends_the_search_and_the_study_is_left_alone(tmp_path: Path) -> None:
+    def fill(study: Any, pages: int) -> None:
+        with study._study._storage._backend.engine.connect() as connection:
+            connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+
+    with search(tmp_path, at_once=1) as made:
+        events = made.run(Runs())  # type: ignore[arg-type]
+        next(events)
+        fill(made._study, 1)  # SQLite takes the present number of pages, so that the file does not grow
+        with pytest.raises(
+            ResourceError, match="the study cannot be written: database or disk is full"
+        ) as full:
+            for _ in events:
+                pass
+        assert full.value.facts["file"] == tmp_path / "study.db" and "delete" not in str(full.value)
+    assert searched(tmp_path).trials
+
+
+def test_a_study_that_cannot_be_opened_for_a_full_disk_is_not_to_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import optuna
+
+    def full(**options: Any) -> None:
+        try:
+            raise sqlite3.OperationalError("database or disk is full")
+        except sqlite3.Error as error:
+            raise RuntimeError("a wrapper") from error
+
+    monkeypatch.setattr(optuna, "create_study", full)
+    with pytest.raises(ResourceError, match="database or disk is full") as refused:
+        search(tmp_path)
+    assert "delete" not in str(refused.value)
+
+
+def test_a_directory_of_a_run_or_of_folders_with_a_searchs_names_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "latest").touch()
+    with pytest.raises(ConfigurationError, match="holds a run: checkpoints/latest"):
+        search(tmp_path)
+    other = tmp_path / "other"
+    (other / "trial-000").mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match="is no search, and holds trial-000"):
+        search(other)
+    assert [path.name for path in other.iterdir() if path.is_dir()] == ["trial-000"]
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="the search cannot be written: Not a directory"):
+        search(tmp_path / "file" / "below")
 
 
 @pytest.mark.parametrize(
