@@ -238,6 +238,14 @@ def extra_for(text: str) -> str | None:
     return None if found is None else found[0]
 
 
+def extra_of(name: str) -> str | None:
+    """Return the extra that installs what a registered environment needs; None if no extra does."""
+    import gymnasium
+
+    spec = gymnasium.registry.get(name.rpartition(":")[2])
+    return extra_for(name) or (None if spec is None else extra_for(entry_module(spec)))
+
+
 def missing_extra(text: str) -> str | None:
     """Return `extra_for(text)`, but None if its package can be imported: then its absence is not the reason."""
     found = _extra_and_package(text)

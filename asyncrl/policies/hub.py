@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from asyncrl.envs.registered import extra_of
 from asyncrl.errors import AsyncRLError, ConfigurationError, ResourceError, error_text
 from asyncrl.policies.policy_file import PolicyFile, write_policy
 from asyncrl.policies.portable_policy import PortablePolicy
@@ -134,6 +135,7 @@ def model_card(policy: PortablePolicy, repo: str, evaluation: Mapping[str, Any],
     by_id = policy.source.kind in ("id", "changed", "spec")
     unbuilt = "The environment is a function of the author's, which is not in the file: make it yourself.\n\n"
     chosen = license_name != "unknown"
+    extras = ",".join(filter(None, ("hub", extra_of(meta.env))))
     return "\n".join(
         (
             *_front_matter(policy, reached, license_name),
@@ -142,7 +144,7 @@ def model_card(policy: PortablePolicy, repo: str, evaluation: Mapping[str, Any],
             *(f"| {name} | {value} |" for name, value in rows.items()),
             "\n## Watch it\n",
             "" if by_id else unbuilt,
-            f'```sh\npip install "asyncrl[hub]"\nasyncrl enjoy {SCHEME}{repo}\n```\n',
+            f'```sh\npip install "asyncrl[{extras}]"\nasyncrl enjoy {SCHEME}{repo}\n```\n',
             "## Use it\n",
             f'```python\nimport asyncrl\n\npolicy = asyncrl.load("{SCHEME}{repo}")',
             f"{_call_of_predict(policy)}\n```\n",

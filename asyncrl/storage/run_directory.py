@@ -29,9 +29,10 @@ from typing import Any
 
 import psutil
 
-from asyncrl.errors import ConfigurationError, FilesNotWritten
+from asyncrl.errors import ConfigurationError, FilesNotWritten, ResourceError
 from asyncrl.storage.atomic_file import write_atomically
 from asyncrl.storage.checkpoint import CheckpointFolder
+from asyncrl.storage.disk_space import DISK_FAILS
 
 LOCK = ".lock"
 """Name of the lock file; a run that uses the directory holds its lock, and the file holds the process id."""
@@ -176,11 +177,15 @@ def refuse_run_at(path: Path) -> None:
 
 @contextlib.contextmanager
 def refuse_unwritable(path: Path) -> Iterator[None]:
-    """Turn an OSError into `ConfigurationError`; for files written before training, when an error loses nothing."""
+    """Turn an OSError into `ResourceError` if the disk is full or fails, else into `ConfigurationError`.
+
+    It is for files that are written before training, when an error loses nothing.
+    """
     try:
         yield
     except OSError as error:
-        raise ConfigurationError(
+        kind = ResourceError if error.errno in DISK_FAILS else ConfigurationError
+        raise kind(
             f"run_dir cannot be written: {error.strerror}",
             facts={"run_dir": path, "file": error.filename or "-"},
             fix="give a writable path with free space",

@@ -149,3 +149,18 @@ def test_a_full_standard_output_is_said_in_one_line() -> None:
         )
     assert done.returncode == 4
     assert done.stderr == "the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(("code", "exits"), [(errno.ENOSPC, 4), (errno.EACCES, 1)])
+def test_a_directory_of_a_run_that_cannot_be_made(
+    code: int, exits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk is a lack of a resource, a folder without permission a wrong path."""
+
+    def refused(self: Path, *_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code), str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    options = ["--algo", "dqn", "--steps", "100", "--actors", "1"]
+    assert main(["train", "CartPole-v1", "--run-dir", str(tmp_path / "run"), *options]) == exits
+    assert f"run_dir cannot be written: {os.strerror(code)}" in capsys.readouterr().err

@@ -211,6 +211,17 @@ def test_a_card_of_several_agents_predicts_by_agent() -> None:
     assert "policy.predict(observations)  # {agent: observation}" in card and "predict(obs)" not in card
 
 
+@pytest.mark.parametrize(
+    ("env", "extras"),
+    [("CartPole-v1", "hub"), ("HalfCheetah-v5", "hub,mujoco"), ("mpe2:simple_spread_v3", "hub,multi-agent")],
+)
+def test_a_card_names_the_extra_of_the_environment(env: str, extras: str) -> None:
+    policy = portable(asyncrl.DQN(), SPEC)
+    policy.meta = replace(policy.meta, env=env)
+    played = {"return_mean": 1.0, "return_std": 0.0, "episodes": 1, "seed": 0}
+    assert f'pip install "asyncrl[{extras}]"\n' in hub_module.model_card(policy, "user/pole", played, "mit")
+
+
 def test_errors_say_what_to_do(hub: HubStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = portable(asyncrl.DQN(), SPEC)
     for name in ("pole", "user/pole/x", "https://x/user/pole", "user/po le"):
