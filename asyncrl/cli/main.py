@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         from asyncrl.show.console import discard
-        from asyncrl.storage.disk_space import DISK_FAILS
+        from asyncrl.storage.atomic_file import DISK_FAILS
 
         if _working_directory_is_gone():
             print_error("the working directory was deleted; change to another one")

@@ -13,6 +13,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
+DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Error codes of a full or failing disk; all others (no such folder, no permission) are errors of the given path."""
+
 
 def write_atomically(path: Path, chunks: Iterable[bytes], *, mode: int = 0o666, durable: bool = True) -> None:
     """Write a file, see `replaced_atomically`. Raises OSError; the old file then remains."""

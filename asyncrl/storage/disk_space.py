@@ -12,12 +12,10 @@ from typing import Any
 
 from asyncrl.errors import ConfigurationError, FilesNotWritten, LittleDiskSpace, ResourceError, error_text
 from asyncrl.shm.unnamed_file import file_size_limit
+from asyncrl.storage.atomic_file import DISK_FAILS
 
 _HEADER_BYTES = 16_384
 """Generous bound of a checkpoint's bytes besides its arrays: the header, and the names in the payload."""
-
-DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Error codes of a full or failing disk; all others (no such folder, no permission) are errors of the given path."""
 
 
 @contextlib.contextmanager

@@ -30,9 +30,8 @@ from typing import Any
 import psutil
 
 from asyncrl.errors import ConfigurationError, FilesNotWritten, ResourceError
-from asyncrl.storage.atomic_file import write_atomically
+from asyncrl.storage.atomic_file import DISK_FAILS, write_atomically
 from asyncrl.storage.checkpoint import CheckpointFolder
-from asyncrl.storage.disk_space import DISK_FAILS
 
 LOCK = ".lock"
 """Name of the lock file; a run that uses the directory holds its lock, and the file holds the process id."""
