@@ -537,7 +537,9 @@ import asyncrl.actors.forkserver
 
 def stuck(self):
     print("learning", flush=True)
-    test_cli.threading.Event().wait()
+    # In short waits, as a run's: CPython may enter a wait without a limit with a signal that it has not handled.
+    while True:
+        test_cli.threading.Event().wait(0.02)
 
 test_cli.FakeTrainer.learns = stuck
 test_cli.FakeTrainer.kill = lambda self: os.write(1, b"killed\\n")
