@@ -239,8 +239,10 @@ class TrainedPolicy:
 
     def _refuse_other_keys(self, obs: Any) -> None:
         """Raise ValueError for a dict that is neither by agent nor an observation."""
+        if not isinstance(obs, Mapping):  # nearly always, once for every action
+            return
         parts = {leaf.path[0] for leaf in self.spec.leaves if leaf.path}
-        if not isinstance(obs, Mapping) or parts & {str(key) for key in obs}:
+        if parts & {str(key) for key in obs}:
             return
         got = f"a dict of {', '.join(map(str, obs))}" if obs else "an empty dict"
         if self.spec.agents:

@@ -51,17 +51,14 @@ async def _serve(folder: Path, port: int) -> None:
     import sys
 
     from asyncrl.server.folder import FolderServer
-    from asyncrl.show.console import is_readable_by_others
+    from asyncrl.show.console import READABLE_TOKEN, is_readable_by_others
 
     token = secrets.token_urlsafe(15)
     server = FolderServer(folder, port=port, token=token)
     await server.start()
     print(f"page {server.url}/#token={token}\nruns of {folder}, Ctrl-C ends", flush=True)
     if is_readable_by_others(sys.stdout):
-        what = "label and delete runs"
-        print(
-            f"note others can read this file, and its page's token lets them {what}: chmod 600 it", flush=True
-        )
+        print(READABLE_TOKEN.format("label and delete runs"), flush=True)
     try:
         await asyncio.Event().wait()
     finally:

@@ -39,9 +39,9 @@ RETURN_POINTS = 400
 """Most points of the return curve; beyond it every second one is dropped."""
 LEADS = os.environ.get("RANK", "0") == "0"
 """Whether this process shows the run: under torchrun only rank 0 does."""
-TOKEN_IS_READABLE = (
-    "note others can read this file, and its page's token lets them stop the run: chmod 600 it"
-)
+READABLE_TOKEN = "note others can read this file, and its page's token lets them {}: chmod 600 it"
+"""Note where the address of a page goes to a file that others can read; the gap is what the token allows."""
+TOKEN_IS_READABLE = READABLE_TOKEN.format("stop the run")
 
 
 _terminal = threading.Lock()

@@ -116,8 +116,7 @@ class Search:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(folder)
         try:
-            with error_of_file("the search", folder):
-                self._write_or_compare()
+            self._write_or_compare()
             base = {name: getattr(job.algorithm, name) for name in space.options}
             self._study = Study(folder, space, base, job.config.seed)
         except BaseException:
@@ -151,7 +150,7 @@ class Search:
             kept = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             self._refuse_foreign_runs()
-            write_atomically(file, [json.dumps(own, indent=2).encode() + b"\n"])
+            self._write(SEARCH, "the search", json.dumps(own, indent=2).encode() + b"\n")
             return
         except (OSError, ValueError) as error:
             raise ConfigurationError(
@@ -441,12 +440,10 @@ class Search:
         source, file = made.source, None
         if source.kind in ("spec", "factory"):
             file = ENVIRONMENT
-            with error_of_file("the environment of best.toml", self.folder / file):
-                write_atomically(self.folder / file, [source.payload])
+            self._write(file, "the environment of best.toml", source.payload)
         config = dataclasses.replace(made.config, run_dir=None, env_file=file)
         head = f"# Trial {best.number} of {len(self.trials)} of a search; `asyncrl train --config` takes this file.\n"
-        with error_of_file("the best options", self.folder / BEST):
-            write_atomically(self.folder / BEST, [(head + dump_config(config, made.algorithm)).encode()])
+        self._write(BEST, "the best options", (head + dump_config(config, made.algorithm)).encode())
 
     def result(self) -> Searched:
         """Result of the search; writes `result.json`. Raises `ConfigurationError` without a complete trial."""
@@ -461,9 +458,13 @@ class Search:
         algorithm = self._job_of(best.options, 0, self.folder).algorithm
         trials = tuple(self.trials[number] for number in sorted(self.trials))
         searched = Searched(algorithm, best.options, best.number, trials, held_out, self.folder / BEST)
-        with error_of_file("the result", self.folder / RESULT):
-            write_atomically(self.folder / RESULT, [json.dumps(searched.record(), indent=2).encode() + b"\n"])
+        self._write(RESULT, "the result", json.dumps(searched.record(), indent=2).encode() + b"\n")
         return searched
+
+    def _write(self, name: str, what: str, data: bytes) -> None:
+        """Write a file of the search. Raises `ResourceError` or `ConfigurationError` that names `what`."""
+        with error_of_file(what, self.folder / name):
+            write_atomically(self.folder / name, [data])
 
 
 def value_of(evaluations: Sequence[tuple[int, float]], total_steps: int) -> float:

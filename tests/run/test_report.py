@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -218,4 +219,7 @@ def test_a_last_report_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.warns(FilesNotWritten, match="last report failed: ZeroDivisionError: a rate"):
         result = trainer.learn()
     assert result.stop_reason == "total_steps"
-    assert (tmp_path / "run" / "summary.json").exists()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (
+        summary["stop_reason"] == "total_steps" and 0 <= summary["env_steps"] <= result.summary["env_steps"]
+    )
