@@ -8,6 +8,7 @@ from typing import Any
 
 from asyncrl.errors import ConfigurationError
 from asyncrl.show.kept_run import KeptRun, is_run
+from asyncrl.storage.run_directory import advice_without_run
 
 WIDEST = 118
 NARROWEST, NARROWEST_BESIDE_WHOLE = 8, 24
@@ -94,5 +95,7 @@ def existing_run(path: str) -> KeptRun:
         return KeptRun(directory)
     what = "is no run's directory" if directory.exists() else "does not exist"
     raise ConfigurationError(
-        f"{path} {what}", facts={"path": directory}, fix="`asyncrl ls` lists the runs of a folder"
+        f"{path} {what}",
+        facts={"path": directory},
+        fix=advice_without_run(directory, "`asyncrl ls` lists the runs of a folder"),
     )

@@ -29,6 +29,7 @@ from asyncrl.storage.checkpoint import (
 from asyncrl.storage.config_file import TRAINER, make_record, read_config
 from asyncrl.storage.replay_file import read_rows
 from asyncrl.storage.resume_rules import FIXED_IN_LOCKSTEP, check_changes, refused_change
+from asyncrl.storage.run_directory import advice_without_run
 from asyncrl.storage.run_files import functions_of_run, network_of_run
 
 
@@ -125,7 +126,7 @@ def options_of_run(run: Path, given: Container[str] = ()) -> tuple[TrainerConfig
         raise ConfigurationError(
             f"there is no run in {run}: it has no config.toml",
             facts={"run": run},
-            fix="give the directory of a run, the one after --run-dir",
+            fix=advice_without_run(run, "give the directory of a run, the one after --run-dir"),
         )
     tables = read_config(file, ALGORITHMS)
     values = {**tables.get(TRAINER, {}), "run_dir": str(run)}

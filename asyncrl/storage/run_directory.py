@@ -270,6 +270,17 @@ def _runs_below(path: Path) -> list[str]:
     return sorted(lock.parent.name for lock in locks if (lock.parent / "config.toml").is_file())
 
 
+def advice_without_run(path: Path, otherwise: str) -> str:
+    """Fix to give where `path` is no run's directory: an address of the hub has a policy and no run."""
+    if path.parts[:1] != ("hf:",):
+        return otherwise
+    address = "hf://" + "/".join(path.parts[1:])
+    return (
+        f"{address} has a policy and no run: `asyncrl eval {address}` plays it, "
+        f"`asyncrl train ENV --init-from {address}` begins a run with it"
+    )
+
+
 def _finite(value: Any) -> Any:
     """`value` with NaN and infinity as None, for strict JSON."""
     if isinstance(value, float) and not math.isfinite(value):

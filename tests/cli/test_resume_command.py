@@ -33,6 +33,16 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert "there is no run in" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["resume", "doctor"])
+def test_an_address_of_the_hub_is_a_policy_and_no_run(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "hf://user/name"]) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert "hf://user/name has a policy and no run: `asyncrl eval hf://user/name` plays it" in told
+    assert "`asyncrl train ENV --init-from hf://user/name` begins a run with it" in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
