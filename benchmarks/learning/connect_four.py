@@ -4,11 +4,14 @@ PPO against past versions, drawn in each of the three ways, and against itself a
 look-ahead makes a move that wins at once, else one that keeps the other from it, else a random one. The policy begins
 every second game; a draw counts half.
 
-    python -m benchmarks.learning.connect_four [--seeds 1] [--only prioritized,uniform,newest,none]
+    python -m benchmarks.learning.connect_four [--seeds 3] [--only prioritized,uniform,newest,none] [--steps 5000000]
+
+`--set NAME=VALUE` changes an option of PPO or of the run, as Python literals.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from typing import Any
 
@@ -87,12 +90,19 @@ def main() -> None:
     from asyncrl import PPO, Trainer
 
     ways = ["prioritized", "uniform", "newest", "none"]
-    parsed, _ = parse(flags(__doc__, ways, seeds=1), "connect_four", ways)
-    report, rows = Report(parsed.name), []
+    parser = flags(__doc__, ways, seeds=3)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--label", default="", help="appended to the name of the result file")
+    parsed, _ = parse(parser, "connect_four", ways)
+    options, run = dict(OPTIONS), dict(RUN)
+    for name, _, value in (text.partition("=") for text in parsed.set):
+        (run if name in RUN else options)[name] = ast.literal_eval(value)
+    report, rows = Report(parsed.name + parsed.label), []
     for way in parsed.items:
         for seed in range(FIRST_SEED, FIRST_SEED + parsed.seeds):
-            trainer = Trainer(ENV, PPO(**OPTIONS), self_play=way, seed=seed, eval_interval_steps=None, **RUN)
-            result = trainer.learn(total_steps=20_000 if parsed.quick else STEPS)
+            trainer = Trainer(ENV, PPO(**options), self_play=way, seed=seed, eval_interval_steps=None, **run)
+            result = trainer.learn(total_steps=20_000 if parsed.quick else parsed.steps)
             last = trainer.snapshot()
             assert last is not None
             rates = [
