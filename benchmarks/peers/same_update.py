@@ -4,8 +4,9 @@
                 is`; `old critics`, whose critics do not move before the actor's gradient is taken, as here; and `exact
                 density`, those with the exact density of a squashed action in place of its own with 1e-6 added
     a2c         the gradient of a rollout of 8 streams of 5 steps, two of which end terminated and two truncated
+    ppo         the parameters after ten passes over such a rollout, with clipped gradients and the peer's defaults
 
-Prints a JSON line each, with |ours - theirs| / |theirs| of every gradient; `--scale` multiplies the actor's weights, so
+Prints a JSON line each, with |ours - theirs| / |theirs| of every gradient, and for ppo of what the parameters moved by; `--scale` multiplies the actor's weights, so
 that its actions are near their bounds. Nothing is trained.
 
     python -m benchmarks.peers.same_update Hopper-v5 --scale 4
@@ -32,7 +33,7 @@ from stable_baselines3.common.distributions import sum_independent_dims
 from stable_baselines3.common.logger import configure
 from torch import Tensor, nn
 
-from asyncrl import A2C, SAC, TD3
+from asyncrl import A2C, PPO, SAC, TD3
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.interfaces import TERMINATED, TRUNCATED, Batch, EnvSpec, Segment
 
@@ -157,8 +158,36 @@ def compare_a2c(env_id: str, spec: EnvSpec) -> dict[str, Any]:
     """One update of A2C: the whole gradient, and both losses."""
     env = peer.common.env_util.make_vec_env(env_id, n_envs=STREAMS)
     model = peer.A2C("MlpPolicy", env, device="cpu", seed=0, n_steps=STEPS, max_grad_norm=1e9)
-    model.set_logger(configure(None, []))
     ours: Any = A2C(ent_coef=0.0, minibatches=1, max_grad_norm=None).make_updater(spec, "cpu", 0)
+    layers, log_std = begin_alike(model, ours)
+    ours.begin([filled_rollout(model, spec)], 0.0)
+    ours.step()
+    model.train()
+    theirs = torch.cat([flat(layers[0], True), *(p.grad for p in log_std), flat(layers[1], True)])
+    mine, logged = ours.metrics(), model.logger.name_to_value
+    losses = {n: [mine[f"train/{n}"], float(logged[f"train/{n}"])] for n in ("policy_loss", "value_loss")}
+    return {"gradient": apart(ours.nets.gradient, theirs), **losses}
+
+
+def compare_ppo(env_id: str, spec: EnvSpec) -> dict[str, Any]:
+    """One iteration of PPO, ten passes in one minibatch each: what the parameters moved by."""
+    env = peer.common.env_util.make_vec_env(env_id, n_envs=STREAMS)
+    rows = STREAMS * STEPS
+    model = peer.PPO("MlpPolicy", env, device="cpu", seed=0, n_steps=STEPS, batch_size=rows)
+    ours: Any = PPO(ent_coef=0.0, normalize_rewards=False, minibatch_size=rows).make_updater(spec, "cpu", 0)
+    layers, log_std = begin_alike(model, ours)
+    before = ours.nets.parameters.clone()
+    ours.begin([filled_rollout(model, spec)], 0.0)
+    while ours.step():
+        pass
+    model.train()
+    theirs = torch.cat([flat(layers[0]), *(p.detach() for p in log_std), flat(layers[1])])
+    return {"moved": apart(ours.nets.parameters - before, theirs - before)}
+
+
+def begin_alike(model: Any, ours: Any) -> tuple[list[list[nn.Linear]], list[nn.Parameter]]:
+    """Give ours the weights of the peer's policy; return the layers of its policy and value, and its log std."""
+    model.set_logger(configure(None, []))
     policy: Any = model.policy
     layers = [
         [*linear(policy.mlp_extractor.policy_net), policy.action_net],
@@ -168,13 +197,7 @@ def compare_a2c(env_id: str, spec: EnvSpec) -> dict[str, Any]:
     with torch.no_grad():
         policy.action_net.weight.mul_(30)  # far from uniform
         ours.nets.parameters.copy_(torch.cat([flat(layers[0]), *log_std, flat(layers[1])]))
-    ours.begin([filled_rollout(model, spec)], 0.0)
-    ours.step()
-    model.train()
-    theirs = torch.cat([flat(layers[0], True), *(p.grad for p in log_std), flat(layers[1], True)])
-    mine, logged = ours.metrics(), model.logger.name_to_value
-    losses = {n: [mine[f"train/{n}"], float(logged[f"train/{n}"])] for n in ("policy_loss", "value_loss")}
-    return {"gradient": apart(ours.nets.gradient, theirs), **losses}
+    return layers, log_std
 
 
 def filled_rollout(model: Any, spec: EnvSpec) -> Segment:
@@ -203,7 +226,7 @@ def filled_rollout(model: Any, spec: EnvSpec) -> Segment:
 
 
 def main() -> None:
-    """Compare all three and print the differences."""
+    """Compare all of them and print the differences."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -217,6 +240,7 @@ def main() -> None:
             found = compare_replay(name, env, spec, options.scale, variant)
             print(json.dumps({"algorithm": name, "peer": variant, **found}))
     print(json.dumps({"algorithm": "a2c", **compare_a2c(options.env, spec)}))
+    print(json.dumps({"algorithm": "ppo", **compare_ppo(options.env, spec)}))
 
 
 if __name__ == "__main__":
