@@ -6,8 +6,8 @@
     a2c         the gradient of a rollout of 8 streams of 5 steps, two of which end terminated and two truncated
     ppo         the parameters after ten passes over such a rollout, with clipped gradients and the peer's defaults
 
-Prints a JSON line each, with |ours - theirs| / |theirs| of every gradient, and for ppo of what the parameters moved by; `--scale` multiplies the actor's weights, so
-that its actions are near their bounds. Nothing is trained.
+Prints a JSON line each, with |ours - theirs| / |theirs| of every gradient, and for ppo of what the parameters moved
+by. `--scale` multiplies the actor's weights, so that its actions are near their bounds. Nothing is trained.
 
     python -m benchmarks.peers.same_update Hopper-v5 --scale 4
 """
