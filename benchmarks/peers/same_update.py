@@ -46,13 +46,17 @@ def linear(module: nn.Module) -> list[nn.Linear]:
     return [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
 
 
-def flat(layers: list[nn.Linear], gradient: bool = False) -> Tensor:
+def gradient(parameter: Tensor) -> Tensor:
+    """Gradient of a parameter that has one."""
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def flat(layers: list[nn.Linear], gradients: bool = False) -> Tensor:
     """Weights, or their gradients, in the order of `acting.layouts`; the layers after the second are one head."""
 
     def part(tensor: Tensor) -> Tensor:
-        values = tensor.grad if gradient else tensor
-        assert values is not None
-        return values.detach()
+        return gradient(tensor) if gradients else tensor.detach()
 
     hidden, heads = layers[:2], layers[2:]
     parts = [p for layer in hidden for p in (part(layer.weight).T, part(layer.bias))]
@@ -163,7 +167,7 @@ def compare_a2c(env_id: str, spec: EnvSpec) -> dict[str, Any]:
     ours.begin([filled_rollout(model, spec)], 0.0)
     ours.step()
     model.train()
-    theirs = torch.cat([flat(layers[0], True), *(p.grad for p in log_std), flat(layers[1], True)])
+    theirs = torch.cat([flat(layers[0], True), *(gradient(p) for p in log_std), flat(layers[1], True)])
     mine, logged = ours.metrics(), model.logger.name_to_value
     losses = {n: [mine[f"train/{n}"], float(logged[f"train/{n}"])] for n in ("policy_loss", "value_loss")}
     return {"gradient": apart(ours.nets.gradient, theirs), **losses}
