@@ -50,6 +50,7 @@ class EpisodePlayer:
         trained: spec of the environment in which the policy was trained; None does not compare the spaces.
 
     Attributes:
+        limit: step limit of an episode that its environment has, or else `EPISODE_STEPS`.
         cut_episodes: number of episodes of the last `play` that were cut at a limit.
         successes: `[episodes]` of the last `play`: whether they ended in success; see `checks.success_of`.
     """
@@ -78,6 +79,7 @@ class EpisodePlayer:
         self.cut_episodes = self._seed = 0
         self.successes = np.zeros(0, np.int8)
         self._spec: EnvSpec = env_checks.spec_of(source.name, built)
+        self.limit = self._spec.max_episode_steps or EPISODE_STEPS
         if trained is not None:
             env_checks.require_same_spaces(trained, self._spec)
 
