@@ -23,7 +23,7 @@ from asyncrl.acting.recurrent import memory_of
 from asyncrl.actors.streams import VectorStreams, action_form
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import environment_calls
+from asyncrl.errors import NonFiniteStep, environment_calls
 from asyncrl.interfaces import RESET, EnvSpec
 from asyncrl.protocols import Policy
 
@@ -50,6 +50,7 @@ class EpisodePlayer:
         trained: spec of the environment in which the policy was trained; None does not compare the spaces.
 
     Attributes:
+        limit: step limit of an episode that its environment has, or else `EPISODE_STEPS`.
         cut_episodes: number of episodes of the last `play` that were cut at a limit.
         successes: `[episodes]` of the last `play`: whether they ended in success; see `checks.success_of`.
     """
@@ -75,9 +76,10 @@ class EpisodePlayer:
         self._current = self._finished = 0
         self._max_steps: float = math.inf
         self._deadline: float = math.inf
-        self.cut_episodes = 0
+        self.cut_episodes = self._seed = 0
         self.successes = np.zeros(0, np.int8)
         self._spec: EnvSpec = env_checks.spec_of(source.name, built)
+        self.limit = self._spec.max_episode_steps or EPISODE_STEPS
         if trained is not None:
             env_checks.require_same_spaces(trained, self._spec)
 
@@ -110,17 +112,21 @@ class EpisodePlayer:
             `[episodes]`.
 
         Raises:
-            EnvironmentFailed: an environment raised or broke its API's contract (ASYNC002, 012, 013, 034).
+            EnvironmentFailed: an environment raised, broke its API's contract, or gave observations or returns that
+                are NaN or infinite (ASYNC002, 011, 012, 013, 034).
         """
         self._max_steps = math.inf if max_steps is None else max_steps
         self._deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
         self.cut_episodes = self._finished = 0
-        self.successes = np.zeros(episodes, np.int8)
+        self.successes, self._seed = np.zeros(episodes, np.int8), seed
         self._rng, self._streams = None if deterministic else np.random.default_rng(seed), 0
         if self._vector is None:
-            return self._play(episodes, seed)
-        self._assign(self._vector.num_envs)
-        return self._play_vector(episodes, seed)
+            returns, lengths = self._play(episodes, seed)
+        else:
+            self._assign(self._vector.num_envs)
+            returns, lengths = self._play_vector(episodes, seed)
+        self._refuse_non_finite("return", returns)  # no later return is greater than NaN
+        return returns, lengths
 
     def _environment_calls(self, seed: int) -> AbstractContextManager[None]:
         return environment_calls(
@@ -212,9 +218,19 @@ class EpisodePlayer:
 
     def _act(self, obs: NDArray[Any]) -> NDArray[Any]:
         """Return greedy actions, or draws at the final exploration rate."""
+        self._refuse_non_finite("observation", obs)
         if self._rng is None:
             return self._policy.greedy(obs)
         return self._policy.act(obs, self._rng, np.iinfo(np.int64).max)[0]
+
+    def _refuse_non_finite(self, what: str, values: NDArray[Any]) -> None:
+        """Raise `NonFiniteStep` for NaN or infinity, as actors do."""
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise NonFiniteStep(
+                f"The environment {self._spec.name} gave {what}s that are NaN or infinite in an evaluation.",
+                facts={"first of them": values[~np.isfinite(values)][0], "seed": self._seed},
+                fix="mend the environment (a diverged simulation?); greedy actions lead where exploration had not been",
+            )
 
     def _rows_of(self, episode: int) -> int | slice:
         """Row of an episode's observation, or the rows of its agents."""

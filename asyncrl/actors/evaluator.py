@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actors.child import Child, ChildDied, ChildSilent
-from asyncrl.actors.episodes import EPISODE_STEPS, Episodes
+from asyncrl.actors.episodes import Episodes
 from asyncrl.actors.exit_errors import actor_killed, build_hung, evaluation_hung
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.limits import ProcessLimits, RestartBudget
@@ -41,7 +41,8 @@ class RemoteEvaluator:
         seed: together with the key of an evaluation, the seed of its episodes.
         limits: time limits of building its first environment, and of a step, reset or construction in an evaluation,
             and the limit of restarts after it was killed.
-        max_episode_steps: step limit of an episode; None for the environment's own limit, or else `EPISODE_STEPS`.
+        max_episode_steps: step limit of an episode; None for that of the environment that is played, or else
+            `EPISODE_STEPS`.
         deterministic: whether actions are greedy; see `EpisodePlayer.play`.
 
     Attributes:
@@ -78,7 +79,7 @@ class RemoteEvaluator:
         self._plan = pickle.dumps(EvaluatorPlan(sources, policy_bytes, spec))
         self._name = spec.name
         self._seed, self._deterministic = seed, deterministic
-        self._max_steps = max_episode_steps or spec.max_episode_steps or EPISODE_STEPS
+        self._max_steps = max_episode_steps
         self.max_seconds: float | None = None
         self.cut_episodes = self.finished_episodes = 0
         self.success_rate: float | None = None
@@ -134,7 +135,7 @@ class RemoteEvaluator:
         self, weights: NDArray[np.float32], key: tuple[int, ...], path: Path, max_steps: int
     ) -> FilmPlan:
         """Plan of a film of the first episode of the evaluation `key`, of its first level, into the file `path`."""
-        steps = min(self._max_steps, max_steps)
+        steps = min(self._max_steps or max_steps, max_steps)
         seed, greedy = self._seed_of(key), self._deterministic
         return FilmPlan(self._first, self._policy, weights.tobytes(), seed, steps, greedy, str(path))
 
@@ -173,7 +174,7 @@ class RemoteEvaluator:
         self.success_rate = sum(rates) / len(rates) if rates else None
         means = [float(answer["returns"].sum() / max(1, len(answer["returns"]))) for answer in answers]
         self.level_returns = dict(zip(self.levels, means, strict=True)) if self.levels[0] else {}
-        self._warn_of_cut(len(returns))
+        self._warn_of_cut(len(returns), max(answer["limit"] for answer in answers))
         return returns, lengths
 
     async def _returns_of(self, child: Child, finished_before: int) -> dict[str, Any]:
@@ -199,13 +200,13 @@ class RemoteEvaluator:
             self._restarts += 1
             await asyncio.sleep(pause)
 
-    def _warn_of_cut(self, played: int) -> None:
+    def _warn_of_cut(self, played: int, limit: int) -> None:
         if self.cut_episodes == 0 or self._warned:
             return
         self._warned = True
         text = (
             f"[ASYNC041] {self.cut_episodes} of {played} evaluation episodes of {self._name} were ended before the "
-            f"environment ended them, by the limit of {self._max_steps:,} steps or of time; their returns count as "
+            f"environment ended them, by the limit of {limit:,} steps or of time; their returns count as "
             "they stood; set eval_max_episode_steps, or end episodes in the environment"
         )
         warnings.warn(EvaluationIncomplete(text), stacklevel=2)

@@ -263,9 +263,10 @@ def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, 
         if level not in players:
             players[level] = player_of(level)
         player = players[level]
+        limit = request["max_steps"] = request["max_steps"] or player.limit
         seed_generators(request["seed"])
         returns, lengths = player.play(**request)
-        answer = {"returns": returns, "lengths": lengths, "cut": player.cut_episodes}
+        answer = {"returns": returns, "lengths": lengths, "cut": player.cut_episodes, "limit": limit}
         send_frame(channel, {"kind": "returns", **answer, "success_rate": success_rate(player.successes)})
     for player in players.values():
         player.close()

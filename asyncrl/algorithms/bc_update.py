@@ -14,7 +14,7 @@ from asyncrl.algorithms.offline import Offline
 from asyncrl.algorithms.replay_update import ReplayUpdate
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.envs.observations import mask_reader
-from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
+from asyncrl.interfaces import Batch, EnvSpec
 from asyncrl.networks.architecture import Architecture
 from asyncrl.networks.flat_vector import FlatVector
 from asyncrl.networks.gradients import HasLoss, output_gradients
@@ -34,6 +34,7 @@ class CloningUpdate(ReplayUpdate):
 
     Attributes:
         policy: the network.
+        outputs: width of its head.
     """
 
     config: Offline
@@ -50,7 +51,7 @@ class CloningUpdate(ReplayUpdate):
         loss: Callable[..., HasLoss],
     ) -> None:
         super().__init__(config, spec, device, layout)
-        self._loss_of = loss
+        self._loss_of, self.outputs = loss, layout.sizes[-1]
         if isinstance(layout, BoxLayout):
             self._scaling = scaling(layout.action)
         architecture = Architecture(layout.sizes, network=layout.network, seed=seed)
@@ -94,16 +95,14 @@ class CloningBuffers:
     """The batch on the device, and the pass over its observations.
 
     Attributes:
-        mask: `[B, A]` bool, choices that are allowed at obs; None without action masks.
+        mask: `[B, A]` bool, choices of all parts of an action that are allowed at obs; None without action masks.
     """
 
     def __init__(self, batch: StagedBatch, update: CloningUpdate) -> None:
         self.batch, self._mask = batch, mask_reader(update.spec)
         self.mask: Tensor | None = None
-        if self._mask is not None and isinstance(update.spec.action, DiscreteAction):
-            self.mask = torch.ones(
-                batch.size, update.spec.action.n, dtype=torch.bool, device=batch.rows.device
-            )
+        if self._mask is not None:
+            self.mask = torch.ones(batch.size, update.outputs, dtype=torch.bool, device=batch.rows.device)
         rows = batch.rows[: batch.size]
         self.policy = update.policy.make_pass(
             rows, update._gradient, weight_rows=batch.size, precision=update.precision

@@ -135,7 +135,7 @@ async def _evaluate(
 async def _played(
     policy: PortablePolicy, file: str, options: EvalOptions, server: ForkServer
 ) -> tuple[EnvSource, int | None]:
-    """The environment to play, or levels of it, and its own limit of steps if it is another one than the run's.
+    """The environment to play, or levels of it, and the limit of steps of the run's own evaluations, if they have one.
 
     Raises:
         SpacesDoNotFit: the environment of `--env`, or one changed by `--env-kwargs`, has other spaces than the policy
@@ -149,17 +149,16 @@ async def _played(
     if options.env is not None:
         other = EnvSource.from_user(options.env).in_place_of(policy.source, policy.spec)
         source = other.with_arguments(options.env_kwargs)
-        spec = await probe(server, source)
-        require_same_spaces(policy.spec, spec)
-        return source, spec.max_episode_steps
-    source, folder = policy.source, Path(file).parent
+        require_same_spaces(policy.spec, await probe(server, source))
+        return source, None
+    source, limit, folder = policy.source, None, Path(file).parent
     if folder.name == "checkpoints" and (folder.parent / "config.toml").is_file():
-        source = evaluations_of_run(folder.parent, source)
+        source, limit = evaluations_of_run(folder.parent, source)
     source = source.with_arguments(options.env_kwargs)
     if options.env_kwargs:
         for _, level in source.levels or (("", source),):
             require_same_spaces(policy.spec, await probe(server, level))
-    return source, None
+    return source, limit
 
 
 def _figures(each: Any, lengths: Any, evaluator: RemoteEvaluator) -> dict[str, Any]:

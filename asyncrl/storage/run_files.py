@@ -197,8 +197,10 @@ def environment_of_run(run: Path, name: str) -> EnvSource:
     return source.changed(options.get("env_kwargs", {}), options.get("wrappers", ()), **chosen)
 
 
-def evaluations_of_run(run: Path, source: EnvSource) -> EnvSource:
-    """Return `source`, the environment of a run, with those that its evaluations play. Unpickles nothing.
+def evaluations_of_run(run: Path, source: EnvSource) -> tuple[EnvSource, int | None]:
+    """Return `source`, the environment of a run, with those that its evaluations play, and the run's limit of steps.
+
+    The limit is `eval_max_episode_steps`. Unpickles nothing.
 
     Raises:
         ConfigurationError: `config.toml` cannot be read (ASYNC017).
@@ -211,7 +213,7 @@ def evaluations_of_run(run: Path, source: EnvSource) -> EnvSource:
         chosen = {option: options[option] for option in OF_AGENTS if option in options}
         evaluation = EnvSource.from_user(name).changed({}, options.get("wrappers", ()), **chosen)
     kwargs, levels = options.get("eval_env_kwargs", {}), options.get("eval_levels", {})
-    return source.evaluated_in(evaluation, kwargs, levels)
+    return source.evaluated_in(evaluation, kwargs, levels), options.get("eval_max_episode_steps")
 
 
 def network_of_run(run: Path) -> NetworkFactory | None:

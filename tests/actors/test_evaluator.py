@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import pickle
 import random
@@ -24,7 +25,13 @@ from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.limits import ProcessLimits
 from asyncrl.envs.source import EnvSource, describe
-from asyncrl.errors import ActorKilled, EnvironmentHung, EnvironmentRaised, EvaluationIncomplete
+from asyncrl.errors import (
+    ActorKilled,
+    EnvironmentHung,
+    EnvironmentRaised,
+    EvaluationIncomplete,
+    NonFiniteStep,
+)
 
 
 class Lottery(fakes.SimpleEnv):
@@ -64,6 +71,25 @@ def test_the_player_tells_how_many_episodes_have_finished(vector: bool) -> None:
     player.play(2, 0)
     assert told[0] == 0, "each evaluation counts its own"
     player.close()
+
+
+@pytest.mark.parametrize("what", ["observation", "return"])
+@pytest.mark.parametrize("vector", [False, True])
+def test_what_is_not_finite_is_no_result(what: str, vector: bool) -> None:
+    """No later evaluation would be better than one of NaN: the run's best policy would be that one for ever."""
+
+    class Diverged(fakes.FixedLength):
+        def step(self, action: Any) -> Any:
+            obs, reward, *rest = super().step(action)
+            if what == "observation":
+                return np.full_like(obs, np.inf), reward, *rest
+            return obs, math.nan, *rest
+
+    env: Any = (lambda: SyncVectorEnv([fakes.FixedLength, Diverged])) if vector else Diverged
+    with pytest.raises(
+        NonFiniteStep, match=rf"\[ASYNC011\] .* gave {what}s that are NaN or infinite in an eval"
+    ):
+        run_episodes(env, fakes.RandomPolicy(), 4, 0)
 
 
 def test_vector_environments_play_their_share_each() -> None:

@@ -278,6 +278,23 @@ def test_bc_learns_by_the_masks_of_the_data(start: int) -> None:
     assert losses[-1] == pytest.approx(0.5 * (0.25 * math.log(4) + 0.75 * math.log(4 / 3)), abs=0.01)
 
 
+def test_bc_learns_by_the_masks_of_each_part_of_an_action() -> None:
+    """The first loss is that of about equal probabilities of allowed choices: 1 of 2, of the other part 1 of 1."""
+    leaves = (Leaf(("action_mask",), "values", (5,)), Leaf(("observation",), "values", (2,)))
+    spec = EnvSpec("masked", (7,), "float32", MultiDiscreteAction((2, 3)), leaves=leaves)
+    core = BC(hidden_sizes=(16,), batch_size=64, learning_rate=1e-12).make_updater(spec, "cpu", 0)
+    batch = Batch.allocate(64, spec)
+    batch.obs[:], batch.next_obs[:] = [1, 1, 0, 0, 1, 1, -1], 0
+    batch.action[:] = np.stack((np.arange(64) % 2, np.full(64, 2)), axis=1)
+    core.update(batch)
+    assert core.metrics()["train/loss"] == pytest.approx(math.log(2), abs=0.2)
+    policy = BC(hidden_sizes=(16,)).make_policy(spec)
+    policy.load_weights(written(core))
+    assert core.metrics()["train/loss"] == pytest.approx(
+        -policy.log_prob(batch.obs, batch.action).mean(), rel=1e-5
+    )
+
+
 def fill_choices(batch: Batch) -> None:
     """Actions that are functions of the observation."""
     first, second = batch.obs[:, 0] > 0, 2 * (batch.obs[:, 1] > 0) + (batch.obs[:, 2] > 0)

@@ -138,6 +138,42 @@ def test_levels_are_texts_on_the_command_line() -> None:
         TrainerConfig(env="x", algo="dqn", eval_levels={"hard": 3})
 
 
+def mountain(steps: int) -> Any:
+    return gymnasium.make("MountainCar-v0", max_episode_steps=steps)
+
+
+def test_evaluations_last_as_long_as_their_own_environment_lets_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not as the environment of training, whose episodes are often made shorter."""
+    trainer = Trainer(
+        partial(mountain, 7),
+        small("dqn", learning_starts=50, discipline="lockstep"),
+        eval_env=partial(mountain, 30),
+        run_dir=tmp_path / "run",
+        **QUICK,
+    )
+    result = trainer.learn(total_steps=300, progress=False)
+    assert {each.length_mean for each in result.evaluations} == {30.0}
+    assert result.summary["eval"]["cut_episodes"] == 0
+    assert played(tmp_path / "run", capsys)["length_mean"] == 30.0
+    result.policy.save(tmp_path / "x.policy")
+    assert played(tmp_path / "x.policy", capsys)["length_mean"] == 7.0, (
+        "a file has the environment of training"
+    )
+    longer = played(tmp_path / "x.policy", capsys, "--env", "MountainCar-v0")
+    assert longer["length_mean"] == 200.0
+
+
+@pytest.mark.filterwarnings("ignore::asyncrl.errors.EvaluationIncomplete")
+def test_eval_cuts_episodes_where_the_evaluations_of_the_run_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result, _ = trained(tmp_path, eval_max_episode_steps=3)
+    assert result.evaluation.length_mean == 3.0
+    assert played(tmp_path / "run", capsys)["return_mean"] == result.evaluation.return_mean == 3.0
+
+
 def test_a_source_without_other_environments_is_evaluated_in_itself() -> None:
     source = EnvSource.from_user("CartPole-v1")
     assert source.evaluated_in(None, {}, {}) is source
