@@ -104,7 +104,9 @@ def _groups_table(rows: Sequence[dict[str, Any]]) -> str:
         (
             row["env"] or "?",
             row["group"],
-            str(row["runs"]),
+            str(row["runs"])
+            if row["evaluated"] in (0, row["runs"])
+            else f"{row['evaluated']} of {row['runs']}",
             *map(of_return, (row["mean"], row["iqm"])),
             interval(row["low"], row["high"]),
             of_return(row["best"]),

@@ -83,7 +83,7 @@ def _group(group: RunGroup, result: GroupResult | None) -> dict[str, Any]:
         "id": group.id,
         "env": group.env,
         "name": group.name,
-        "size": group.size,
+        "size": group.size if result is None else group.size_of(result.values.size),
         "runs": len(group.runs),
         "mean": result and _estimate(result.mean),
         "iqm": result and _estimate(result.iqm),

@@ -50,7 +50,7 @@ class Curve:
     Attributes:
         env: the environment, whose curves share their axes.
         name: name of the group or of the run; one name has one colour in all environments.
-        size: number of runs in words, "" for a single one.
+        size: number of runs in words, `3 of 5 seeds` if only so many have the metric; "" for a single one.
         x: steps or seconds, rising.
         line: mean or interquartile mean of the runs that reach each x, within `NEAR`.
         low, high: bounds of the line's 95 % bootstrap interval.
@@ -111,7 +111,7 @@ def curves(
         if each:
             found += [curve([part], axis, line, env=group.env, name=run.path.name) for run, part in own]
         elif own:
-            size = group.size if len(group.runs) > 1 else ""
+            size = group.size_of(len(own)) if len(group.runs) > 1 else ""
             found.append(
                 curve([part for _, part in own], axis, line, env=group.env, name=group.name, size=size)
             )

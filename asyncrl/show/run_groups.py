@@ -55,6 +55,10 @@ class RunGroup:
             return f"{runs} runs of {_count(seeds, 'seed')}"
         return _count(seeds, "seed")
 
+    def size_of(self, known: int) -> str:
+        """`size` of a figure over the `known` runs that have it: `3 of 5 seeds`."""
+        return self.size if known == len(self.runs) else f"{known} of {self.size}"
+
 
 def group_runs(runs: Sequence[KeptRun]) -> list[RunGroup]:
     """Group runs by all options but the seed, in the order of each group's first run.

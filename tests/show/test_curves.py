@@ -122,6 +122,15 @@ def test_runs_with_different_networks_are_two_lines_and_environments_are_apart(t
     ]
 
 
+def test_a_curve_says_how_many_runs_it_has(tmp_path: Path) -> None:
+    """One of three was killed before its first evaluation."""
+    for seed in range(3):
+        write_run(tmp_path / str(seed), seed=seed, evaluations=[(100, 1.0), (200, 2.0)] if seed else [])
+    groups = group_runs([KeptRun(tmp_path / str(seed)) for seed in range(3)])
+    (drawn,) = curves(groups, EVALUATION, "steps")
+    assert drawn.label.endswith(", 2 of 3 seeds") and drawn.count.tolist() == [2, 2]
+
+
 def test_returns_are_normalised_and_nothing_else(tmp_path: Path) -> None:
     lines = [{"time/total_timesteps": i, "time/time_elapsed": i, "train/loss": 7.0} for i in (1, 2)]
     groups = group_runs(
