@@ -327,10 +327,7 @@ class PortablePolicy(TrainedPolicy):
                 f"critics must be false where agents have several policies, got true for {self.meta.env}",
                 fix="leave critics out: the file holds the acting networks of all policies",
             )
-        meta = self.meta
-        exploration = getattr(self.algorithm, "exploration", None)
-        if callable(exploration):  # the file cannot hold a function: save its final value
-            meta = dataclasses.replace(meta, options={**meta.options, "exploration_final": exploration(1.0)})
+        meta = dataclasses.replace(self.meta, options={**self.meta.options, **final_rate(self.algorithm)})
         network: NetworkFactory | None = getattr(self.algorithm, "own_network", None)
         return PolicyFile(
             meta,
@@ -409,6 +406,12 @@ class PortablePolicy(TrainedPolicy):
 
     def __repr__(self) -> str:
         return f"<policy: {self.describe()}>"
+
+
+def final_rate(algorithm: Algorithm) -> dict[str, float]:
+    """Option that stands for `exploration` where that is a function, which no file of a policy has: its last value."""
+    exploration = getattr(algorithm, "exploration", None)
+    return {"exploration_final": float(exploration(1.0))} if callable(exploration) else {}
 
 
 def _offered(policy: Policy) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ from asyncrl.learning.ring_sizes import ring_layout, self_play_of
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.options import option_values
 from asyncrl.policies.policy_start import begin_with_policy, policy_to_begin_with
-from asyncrl.policies.portable_policy import BestPolicy, PolicyOrigin, PortablePolicy
+from asyncrl.policies.portable_policy import BestPolicy, PolicyOrigin, PortablePolicy, final_rate
 from asyncrl.protocols import Algorithm, Policy, Updater
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.env_kwargs import EnvKwargsChanges
@@ -652,7 +652,7 @@ class Run:
             env=config.env,
             algo=config.algo,
             spec=self.spec,
-            options=option_values(algorithm),
+            options={**option_values(algorithm), **final_rate(algorithm)},
             seed=config.seed,
         )
         self.origin = PolicyOrigin(algorithm, self.source, meta)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import asyncrl
 from asyncrl import DQN, PPO, SAC, Callback, Trainer
 from asyncrl.acting.schedules import EpsilonSchedule
 from asyncrl.algorithms import ALGORITHMS
@@ -128,6 +129,22 @@ def test_an_actors_rate_follows_its_own_function_or_the_critics_schedule() -> No
 def test_exploration_follows_its_function_over_its_steps() -> None:
     epsilon = EpsilonSchedule(steps=100, function=lambda progress: 1 - progress)
     assert [epsilon.base(steps) for steps in (0, 25, 100, 1_000)] == [1.0, 0.75, 0.0, 0.0]
+
+
+def test_the_policy_of_a_run_explores_at_the_last_value_of_the_function(tmp_path: Path) -> None:
+    """A checkpoint holds no function: it was read with the default final rate, 0.05."""
+    record = DQN(hidden_sizes=(8,), exploration=lambda progress: 1 - 0.75 * progress, learning_starts=100)
+    options: dict[str, Any] = {
+        "num_actors": 1,
+        "http": "off",
+        "eval_interval_steps": None,
+        "eval_episodes": 1,
+    }
+    run = Trainer("CartPole-v1", record, run_dir=tmp_path / "run", **options)
+    run.learn(total_steps=200, progress=False)
+    policy = asyncrl.load(tmp_path / "run")
+    policy.predict(np.zeros((10, 4), np.float32), deterministic=False)
+    assert policy.policy.exploration_rate == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(
