@@ -33,6 +33,7 @@ from waiting import PATIENCE_SECONDS as SECONDS
 import asyncrl
 from asyncrl import DQN, Trainer, errors
 from asyncrl.actors import evaluator
+from asyncrl.actors.episodes import EPISODE_STEPS
 from asyncrl.cli.interrupts import Interrupts
 from asyncrl.cli.main import main
 from asyncrl.config import TrainerConfig
@@ -217,8 +218,7 @@ def test_a_run_that_only_an_evaluation_can_end_ends_where_all_of_them_fail(
     assert read_policy(tmp_path / "checkpoints" / "latest").meta.updates == summary["updates"]
 
 
-def test_episodes_that_never_end_do_not_keep_a_run_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluator, "EPISODE_STEPS", 70, raising=False)
+def test_episodes_that_never_end_do_not_keep_a_run_from_ending() -> None:
     trainer = Trainer(SimpleEnv, small(), **SMALL)
 
     async def main() -> Any:
@@ -226,11 +226,11 @@ def test_episodes_that_never_end_do_not_keep_a_run_from_ending(monkeypatch: pyte
         return await asyncio.wait_for(trainer.wait(), SECONDS)
 
     with pytest.warns(
-        errors.EvaluationIncomplete, match=r"ASYNC041.*3 of 3.*70 steps.*eval_max_episode_steps"
+        errors.EvaluationIncomplete, match=r"ASYNC041.*3 of 3.*27,000 steps.*eval_max_episode_steps"
     ):
         result = asyncio.run(main())
     assert result.stop_reason == "total_steps"
-    assert (result.evaluation.length_mean, result.evaluation.return_mean) == (70, 70)
+    assert (result.evaluation.length_mean, result.evaluation.return_mean) == (EPISODE_STEPS, EPISODE_STEPS)
     assert result.summary["eval"]["cut_episodes"] == 3
 
 
