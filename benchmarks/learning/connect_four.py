@@ -6,7 +6,7 @@ every second game; a draw counts half.
 
     python -m benchmarks.learning.connect_four [--seeds 3] [--only prioritized,uniform,newest,none] [--steps 5000000]
 
-`--set NAME=VALUE` changes an option of PPO or of the run, as Python literals.
+`--set NAME=VALUE` changes an option of PPO or one of `RUN`; the value is a Python literal.
 """
 
 from __future__ import annotations
