@@ -83,6 +83,7 @@ float32s = _typed(np.float32)
 int64s = _typed(np.int64)
 int32s = _typed(np.int32)
 uint8s = _typed(np.uint8)
+_doubles = _typed(np.float64)
 
 
 def copy_bytes(to, of, count):  # type: ignore[no-untyped-def]
@@ -131,3 +132,24 @@ def _generate_prefetch(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 
 
 lowered(prefetch, lambda address: signature(types.void, types.intp), _generate_prefetch)
+
+
+def count_at_most(address, limit):  # type: ignore[no-untyped-def]
+    """Number of the 8 float64 at `address` that are at most `limit`."""
+    return int(np.count_nonzero(_doubles(address, 8) <= limit))
+
+
+def _generate_count(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    eight = ir.VectorType(ir.DoubleType(), 8)
+    values = builder.load(builder.inttoptr(args[0], eight.as_pointer()), align=8)
+    limit = builder.insert_element(ir.Constant(eight, ir.Undefined), args[1], ir.IntType(32)(0))
+    limits = builder.shuffle_vector(limit, limit, ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8))
+    bits = builder.bitcast(builder.fcmp_ordered("<=", values, limits), ir.IntType(8))
+    return builder.zext(builder.ctpop(bits), ir.IntType(64))
+
+
+lowered(
+    count_at_most,
+    lambda address, limit: signature(types.intp, types.intp, types.float64),
+    _generate_count,
+)

@@ -49,7 +49,6 @@ from asyncrl.replay.tables import (
     TO_REWARD,
     TO_UPDATES,
     TO_VERSION,
-    TREE_BITS,
     UPDATES,
     VERSION,
     WORK_ROWS,
@@ -163,7 +162,7 @@ def sample_joint(
     each: Words,
 ) -> None:
     """Sample joint rows and gather them into the batch."""
-    descend(leaves, nodes, first, state[TREE_BITS], uniforms, rest, work[LEAF])
+    descend(leaves, nodes, first, uniforms, rest, work[LEAF])
     take_leaves(leaves, nodes, rings, state, beta, batch, rest, work)
     take_agents(state, int64s(batch[TO_IDS], work.shape[1]), work, each)
     read_joint_returns(rings, state, batch, work, each)

@@ -35,7 +35,6 @@ from asyncrl.replay.tables import (
     TO_GLOBAL_ROWS,
     TO_IDS,
     TO_JOINT_STATE,
-    TREE_BITS,
     BatchTable,
     Numbers,
     Words,
@@ -102,7 +101,7 @@ def sample_joint_sequences(
     work: Words,
 ) -> None:
     """Sample joint sequences and gather them into the batch."""
-    descend(leaves, nodes, first, state[TREE_BITS], uniforms, rest, work[LEAF])
+    descend(leaves, nodes, first, uniforms, rest, work[LEAF])
     take_leaves(leaves, nodes, rings, state, beta, batch, rest, work)
     size, agents = work.shape[1], state[NUM_AGENTS]
     ids = int64s(batch[TO_IDS], size)

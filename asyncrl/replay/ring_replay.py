@@ -97,9 +97,7 @@ class RingReplay(ABC, Generic[B]):
         self.tree = SumTree((len(rings) * layout.num_slots) << env_bits)
         self._table = ring_table(self.rings)
         self._faulty = self._table[:, table.FAULTY]
-        self._state = state_table(
-            self.rings[0], self.tree.bits, env_bits, shape, frame_stack, rules.priority_window_updates
-        )
+        self._state = state_table(self.rings[0], env_bits, shape, frame_stack, rules.priority_window_updates)
         self._numbers = np.array([shape.gamma, rules.alpha, rules.priority_eps, 1.0, 0.0, 0.0])
         self._batches: dict[int, tuple[B, BatchTable]] = {}
         self._dirty, self._priorities = np.zeros(256, np.int64), np.zeros(256, np.float32)

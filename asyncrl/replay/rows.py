@@ -49,7 +49,6 @@ from asyncrl.replay.tables import (
     SAMPLEABLE,
     SEEN,
     STACK,
-    TREE_BITS,
     UPDATES,
     Numbers,
     Words,
@@ -112,10 +111,10 @@ def _sum_rows(
     slot = start & (slots - 1)
     head = min(stop - start, slots - slot)
     low = (ring * slots + slot) << env_bits
-    sum_up_range(leaves, nodes, first, state[TREE_BITS], low, low + (head << env_bits))
+    sum_up_range(leaves, nodes, first, low, low + (head << env_bits))
     if head < stop - start:  # the rows wrap around to slot 0
         low = (ring * slots) << env_bits
-        sum_up_range(leaves, nodes, first, state[TREE_BITS], low, low + ((stop - start - head) << env_bits))
+        sum_up_range(leaves, nodes, first, low, low + ((stop - start - head) << env_bits))
 
 
 @inlined

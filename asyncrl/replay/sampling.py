@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.replay.gather import gather, locate
-from asyncrl.replay.handles import float32s, int64s
+from asyncrl.replay.handles import float32s, int64s, prefetch
 from asyncrl.replay.power import power
 from asyncrl.replay.tables import (
     ALPHA,
@@ -27,7 +27,6 @@ from asyncrl.replay.tables import (
     SAMPLED,
     TO_IDS,
     TO_WEIGHT,
-    TREE_BITS,
     WINDOW,
     Numbers,
     Words,
@@ -36,12 +35,13 @@ from asyncrl.replay.tables import (
 )
 from asyncrl.replay.tree_kernels import (
     BEFORE,
+    BITS,
     SUM,
     Leaves,
     Nodes,
     descend,
     find_leaf,
-    prefetch_group,
+    group_at,
     prefetch_leaves,
     put,
     sum_up,
@@ -82,7 +82,7 @@ def take_leaves(
     size = rest.shape[0]
     ids, weight = int64s(batch[TO_IDS], size), float32s(batch[TO_WEIGHT], size)
     for i in range(size):
-        leaf = find_leaf(leaves, state[TREE_BITS], work[LEAF, i], rest[i])
+        leaf = find_leaf(leaves, work[LEAF, i], rest[i])
         ids[i] = locate(rings, state, leaf, work, i)
         rest[i] = leaves[np.uintp(leaf)]
     importance_weights(rest, total_of(nodes), state[SAMPLEABLE], beta, weight)
@@ -108,18 +108,18 @@ def sample(
     work: Words,
 ) -> None:
     """Sample transitions and gather them into the batch."""
-    descend(leaves, nodes, first, state[TREE_BITS], uniforms, rest, work[LEAF])
+    descend(leaves, nodes, first, uniforms, rest, work[LEAF])
     take_leaves(leaves, nodes, rings, state, beta, batch, rest, work)
     gather(rings, state, int64s(batch[TO_IDS], work.shape[1]), batch, work)
 
 
 @inlined
-def prefetch_leaf(leaves: Leaves, nodes: Nodes, bits: int, leaf: int) -> None:
+def prefetch_leaf(leaves: Leaves, nodes: Nodes, leaf: int) -> None:
     """Prefetch the cache lines that an update writes: of a leaf group and of its level 0 group."""
-    group = leaf >> bits
-    prefetch_leaves(leaves, bits, group)
-    prefetch_group(nodes, bits, group >> bits, SUM)
-    prefetch_group(nodes, bits, group >> bits, BEFORE)
+    group = leaf >> BITS
+    prefetch_leaves(leaves, group)
+    prefetch(group_at(nodes, group >> BITS, SUM))
+    prefetch(group_at(nodes, group >> BITS, BEFORE))
 
 
 @inlined
@@ -155,7 +155,7 @@ def update(
     priorities: NDArray[np.float32],
 ) -> int:
     """Set priorities by id; returns the number of ids of closed rows, or -1 - i if item i is invalid."""
-    size, bits = ids.shape[0], state[TREE_BITS]
+    size = ids.shape[0]
     for i in range(size):
         if not (0.0 <= errors[i] < np.inf and 0 <= ids[i] >> ID_BITS < rings.shape[0]):
             return -1 - i
@@ -164,18 +164,18 @@ def update(
     count = ignored = 0
     for i in range(-_LOOKAHEAD, size):
         if i + _LOOKAHEAD < size:
-            prefetch_leaf(leaves, nodes, bits, leaf_of(state, ids[i + _LOOKAHEAD]))
+            prefetch_leaf(leaves, nodes, leaf_of(state, ids[i + _LOOKAHEAD]))
         if i < 0:
             continue
         leaf = leaf_of(state, ids[i])
         ring, position, _ = split_id(state, ids[i])
         if rings[ring, CLOSED] <= position < rings[ring, DECIDED] and leaves[np.uintp(leaf)] > 0.0:
             largest = max(largest, np.float64(priorities[i]))
-            count = put(leaves, nodes, bits, leaf, priorities[i], dirty, count)
+            count = put(leaves, nodes, leaf, priorities[i], dirty, count)
         else:
             ignored += 1
     if count:
-        sum_up(leaves, nodes, first, bits, dirty, count)
+        sum_up(leaves, nodes, first, dirty, count)
         note_largest(state, numbers, largest)
     state[IGNORED] += ignored
     return ignored

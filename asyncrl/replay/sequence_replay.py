@@ -59,7 +59,6 @@ from asyncrl.replay.tables import (
     TO_TRAINED,
     TO_UPDATES,
     TO_VERSION,
-    TREE_BITS,
     UPDATES,
     VERSION,
     BatchTable,
@@ -171,7 +170,7 @@ def sample_sequences(
     work: Words,
 ) -> None:
     """Sample sequences and gather them into the batch."""
-    descend(leaves, nodes, first, state[TREE_BITS], uniforms, rest, work[LEAF])
+    descend(leaves, nodes, first, uniforms, rest, work[LEAF])
     take_leaves(leaves, nodes, rings, state, beta, batch, rest, work)
     size = work.shape[1]
     ids = int64s(batch[TO_IDS], size)

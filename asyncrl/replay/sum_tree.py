@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from asyncrl.replay.tree_kernels import (
     BEFORE,
+    CHILDREN,
     SUM,
     Indices,
     Leaves,
@@ -21,9 +22,6 @@ from asyncrl.replay.tree_kernels import (
     set_leaves,
     sum_leaf_range,
 )
-
-FANOUT = 8
-"""Default number of children per node."""
 
 
 def on_pages(dtype: Any, *shape: int) -> NDArray[Any]:
@@ -40,30 +38,24 @@ class SumTree:
 
     Attributes:
         capacity: number of leaves.
-        fanout: K, children of a node.
-        leaves, nodes, first, bits: arrays of `tree_kernels.py` and log2 K, for kernels. `leaves` is padded with zeros
-            to whole groups.
+        leaves, nodes, first: arrays of `tree_kernels.py`, for kernels. `leaves` is padded with zeros to whole groups.
     """
 
-    def __init__(self, capacity: int, fanout: int = FANOUT) -> None:
+    def __init__(self, capacity: int) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
-        if fanout not in (2, 4, 8, 16, 32, 64):
-            raise ValueError(f"fanout must be a power of two from 2 to 64, got {fanout}")
         self.capacity = capacity
-        self.fanout = fanout
-        self.bits = fanout.bit_length() - 1
-        leaf_groups = -(-capacity // fanout)
-        groups = [-(-leaf_groups // fanout)]
+        leaf_groups = -(-capacity // CHILDREN)
+        groups = [-(-leaf_groups // CHILDREN)]
         while groups[-1] > 1:
-            groups.append(-(-groups[-1] // fanout))
+            groups.append(-(-groups[-1] // CHILDREN))
         groups.append(1)
         self.first: Indices = np.concatenate(([0], np.cumsum(groups)[:-1])).astype(np.int64)
-        self.leaves: Leaves = on_pages(np.float32, leaf_groups * fanout)
-        self.nodes: Nodes = on_pages(np.float64, sum(groups), 2, fanout)
+        self.leaves: Leaves = on_pages(np.float32, leaf_groups * CHILDREN)
+        self.nodes: Nodes = on_pages(np.float64, sum(groups), 2, CHILDREN)
         self._dirty = np.zeros(256, np.int64)
         self._rest = np.zeros(256)
-        self._tree = (self.leaves, self.nodes, self.first, self.bits)
+        self._tree = (self.leaves, self.nodes, self.first)
 
     @property
     def total(self) -> float:
@@ -122,7 +114,7 @@ class SumTree:
 
     def check(self) -> None:
         """Recompute every sum from its children. Raises AssertionError if one differs in any bit."""
-        children = self.leaves.reshape(-1, self.fanout).astype(np.float64)
+        children = self.leaves.reshape(-1, CHILDREN).astype(np.float64)
         assert not self.leaves[self.capacity :].any(), "a leaf beyond the capacity has weight"
         ends = [*self.first[1:].tolist(), len(self.nodes)]
         for level, (start, stop) in enumerate(zip(self.first.tolist(), ends, strict=True)):

@@ -16,7 +16,7 @@ up to a power of two, so that the environment is decoded without a division; the
 
 from __future__ import annotations
 
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
@@ -57,11 +57,11 @@ GAMMA, ALPHA, EPSILON, FIRST, PRESENT, PREVIOUS = range(6)
 # RETURNS the address of the stored returns (see `gather.py`), 0 without; JOINT is `OF_EACH` or `OF_TEAM` if an item is
 # of all agents of an environment (see `joint_replay.py`), else 0, and STATE_BYTES the bytes of an environment's state
 # in a row.
-TREE_BITS, ENV_BITS, NUM_ENVS, NUM_SLOTS, N_STEP, STACK, OBS_BYTES, ACTION_BYTES, NUM_EXTRAS = range(9)
-BURN_IN, LENGTH, PERIOD, AHEAD, RETURNS, NUM_AGENTS, JOINT, STATE_BYTES = range(9, 17)
+ENV_BITS, NUM_ENVS, NUM_SLOTS, N_STEP, STACK, OBS_BYTES, ACTION_BYTES, NUM_EXTRAS = range(8)
+BURN_IN, LENGTH, PERIOD, AHEAD, RETURNS, NUM_AGENTS, JOINT, STATE_BYTES = range(8, 16)
 OF_EACH, OF_TEAM = 1, 2
-MIN_UPDATES, SAMPLEABLE, INSERTED, SAMPLED, RETIRED, DISCARDED, IGNORED = range(17, 24)
-WINDOW, CALLS, EXTRA_BYTES = range(24, 27)
+MIN_UPDATES, SAMPLEABLE, INSERTED, SAMPLED, RETIRED, DISCARDED, IGNORED = range(16, 23)
+WINDOW, CALLS, EXTRA_BYTES = range(23, 26)
 
 # Words of `batch`.
 (
@@ -178,7 +178,6 @@ class BatchTable:
             raise ValueError(f"batch.extras must hold {missing[0]!r}, got {sorted(batch.extras)}")
         self._fields, self._extras = attrgetter(*names), tuple(ring.extras)
         self._arrays, expected = self._arrays_of(batch), self._arrays_of(like)
-        self._ids = list(map(id, self._arrays))
         for name, array, other in zip((*names, *self._extras), self._arrays, expected, strict=True):
             if array.shape != other.shape or array.dtype != other.dtype or not array.flags.writeable:
                 raise ValueError(
@@ -195,16 +194,16 @@ class BatchTable:
 
     def is_of(self, batch: Batch | SequenceBatch) -> bool:
         """Whether `batch` still holds the arrays whose addresses these are."""
-        return list(map(id, self._arrays_of(batch))) == self._ids
+        return all(map(is_, self._arrays_of(batch), self._arrays))
 
 
 def state_table(
-    ring: RingReader, bits: int, env_bits: int, shape: SequenceShape, stack: int, window: int
+    ring: RingReader, env_bits: int, shape: SequenceShape, stack: int, window: int
 ) -> NDArray[np.int64]:
     """Create the `state` table with all counters at zero."""
     steps = ring.num_envs * ring.num_slots
     state = np.zeros(EXTRA_BYTES + len(ring.extras), np.int64)
-    state[TREE_BITS], state[ENV_BITS] = bits, env_bits
+    state[ENV_BITS] = env_bits
     state[NUM_ENVS], state[NUM_SLOTS] = ring.num_envs, ring.num_slots
     state[N_STEP], state[STACK], state[WINDOW] = shape.n_step, stack, window
     state[BURN_IN], state[LENGTH] = shape.burn_in, shape.length

@@ -14,7 +14,7 @@ E streams, so there are 64 / E rows in an insert. The headline is E = 16, as for
 `mixed_envs_*` are other shapes. Ours samples 3-step transitions cut out of the ring; the peers store complete one-step
 transitions.
 
-*fanout* compares numbers of children per node of the tree alone (a capacity of leaves, 256 at once).
+*tree* is the sum tree alone (a capacity of leaves, 256 at once).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -306,34 +306,21 @@ def measure_shapes(report: Report, repeats: int, capacity: int) -> None:
     small.close()
 
 
-def measure_fanout(report: Report, repeats: int, capacity: int) -> None:
-    """Measure numbers of children per node: the tree alone, 256 priorities set in ascending order and 256 drawn."""
+def measure_tree(report: Report, repeats: int, capacity: int) -> None:
+    """Measure the tree alone: 256 priorities set in ascending order and 256 leaves drawn."""
     rng = np.random.default_rng(0)
     batches = [np.sort(rng.integers(0, capacity, SAMPLE)) for _ in range(500)]
     values, uniforms = rng.random(SAMPLE), rng.random((500, SAMPLE))
     out = np.empty(SAMPLE, np.int64)
-    times: dict[tuple[int, str], list[float]] = {}
-    trees = {fanout: SumTree(capacity, fanout) for fanout in (4, 8, 16, 32, 64)}
-    turn = 0
-
-    def update(tree: SumTree) -> None:
-        nonlocal turn
-        turn = (turn + 1) % 500
-        tree.set(batches[turn], values)
-
-    def sample(tree: SumTree) -> None:
-        nonlocal turn
-        turn = (turn + 1) % 500
-        tree.sample(uniforms[turn], out)
-
-    for tree in trees.values():
-        tree.set(np.arange(capacity), rng.random(capacity))
-    for _ in range(repeats):
-        for fanout, tree in trees.items():
-            for what, call in {"sample": sample, "update": update}.items():
-                times.setdefault((fanout, what), []).append(microseconds(partial(call, tree), 0.1))
-    for (fanout, what), figures in sorted(times.items()):
-        report.add(f"fanout_{fanout}_{what}", figures, "us")
+    tree = SumTree(capacity)
+    tree.set(np.arange(capacity), rng.random(capacity))
+    turns = itertools.cycle(range(500))
+    calls: dict[str, Callable[[], Any]] = {
+        "tree_update": lambda: tree.set(batches[next(turns)], values),
+        "tree_sample": lambda: tree.sample(uniforms[next(turns)], out),
+    }
+    for name, call in calls.items():
+        report.add(name, [microseconds(call, 0.1) for _ in range(repeats)], "us")
 
 
 def main() -> None:
@@ -348,7 +335,7 @@ def main() -> None:
     report.note("capacity", options.capacity)
     measure_against_peers(report, options.repeats, options.capacity)
     measure_shapes(report, options.repeats, options.capacity)
-    measure_fanout(report, options.repeats, options.capacity)
+    measure_tree(report, options.repeats, options.capacity)
     print(report.write())
 
 

@@ -35,10 +35,10 @@ def dyadic(rng: np.random.Generator, size: int) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("capacity", [1, 7, 8, 9, 64, 65, 700])
-@pytest.mark.parametrize("fanout", [2, 8, 16])
-def test_random_operations_agree_with_a_list(capacity: int, fanout: int, kernels: str) -> None:
-    rng = np.random.default_rng(capacity * 100 + fanout)
-    tree, twin = SumTree(capacity, fanout), SlowSumTree(capacity)
+@pytest.mark.parametrize("seed", range(3))
+def test_random_operations_agree_with_a_list(capacity: int, seed: int, kernels: str) -> None:
+    rng = np.random.default_rng(capacity * 100 + seed)
+    tree, twin = SumTree(capacity), SlowSumTree(capacity)
     for _ in range(60 if kernels == "compiled" else 12):
         kind = rng.integers(3)
         if kind == 0:
@@ -164,8 +164,6 @@ def test_wrong_arguments_are_named() -> None:
     tree = SumTree(10)
     with pytest.raises(ValueError, match="capacity must be at least 1, got 0"):
         SumTree(0)
-    with pytest.raises(ValueError, match="fanout must be a power of two from 2 to 64, got 12"):
-        SumTree(10, 12)
     with pytest.raises(ValueError, match="total priority must be positive to sample, got 0"):
         tree.sample(np.zeros(1), np.zeros(1, np.int64))
     with pytest.raises(ValueError, match=r"indices and values must be \[B\] alike"):
