@@ -6,7 +6,7 @@ A wheel of this checkout, and of another one given by `--before`, is built and i
 runs of DQN and PPO on CartPole-v1 then take turns, each first without a kernel cache (`cold`), then with the cache that
 this run has left (`warm`). `seconds` are from the start of the command to its first step, as reported by the run;
 `cpu_seconds` are those of all its processes to its end, which other work on the machine affects less. A warm run that
-writes to the cache or reports compilation is an error.
+writes to the cache or reports compilation is an error. `torch_seconds` is a process that imports torch and ends.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from benchmarks.harness.report import FOLDER, Report, script_parser
@@ -61,6 +62,13 @@ def start(site: Path, algorithm: str) -> tuple[float, float, str]:
     return float(found[1]), cpu, done.stderr
 
 
+def import_torch() -> float:
+    """Seconds of a process that imports torch and does nothing else."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    return time.perf_counter() - began
+
+
 def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--before", type=Path, help="another checkout to compare with")
@@ -72,7 +80,9 @@ def main() -> None:
     measured: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         sites = {name: install(tree, Path(temporary) / name) for name, tree in trees.items()}
+        torch_seconds = []
         for _ in range(options.repeats):
+            torch_seconds.append(import_torch())
             for algorithm in options.algorithms:
                 for name, site in sites.items():
                     for path in entries(site):
@@ -86,9 +96,13 @@ def main() -> None:
                         assert "compiling" not in said, said
                     for kind, (seconds, cpu) in (("cold", cold), ("warm", warm)):
                         measured.setdefault((name, algorithm, kind), []).append((seconds, cpu))
+    report.add("torch_seconds", torch_seconds, "s")
     for (name, algorithm, kind), values in measured.items():
         report.add(f"{algorithm}_{kind}_{name}_seconds", [seconds for seconds, _ in values], "s")
         report.add(f"{algorithm}_{kind}_{name}_cpu_seconds", [cpu for _, cpu in values], "s")
+    for algorithm in options.algorithms:
+        warm = [seconds for seconds, _ in measured["now", algorithm, "warm"]]
+        report.add_ratio(f"{algorithm}_warm_to_torch", warm, torch_seconds, "at most 1.43")
     for algorithm in options.algorithms if options.before else ():
         for kind in ("cold", "warm"):
             now, before = measured["now", algorithm, kind], measured["before", algorithm, kind]
