@@ -19,7 +19,10 @@ def check_network(network: Any, module: Any, inputs: int, outputs: int, trained:
 
     Args:
         network: the user's factory.
-        module, inputs, outputs, trained: see `check_module`.
+        module: result of one call.
+        inputs: first argument of that call.
+        outputs: second argument of that call.
+        trained: see `check_module`.
 
     Raises:
         ConfigurationError: see `check_module`; or the other call makes another module (ASYNC017).
