@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -12,7 +13,7 @@ from asyncrl.algorithms.other_names import closest_algorithm, unknown_option
 from asyncrl.algorithms.policy_options import require_policy_options
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
 from asyncrl.config import TrainerConfig
-from asyncrl.errors import ConfigurationError
+from asyncrl.errors import ConfigurationError, ScheduleWithoutSteps
 from asyncrl.options import near_miss, option_help
 from asyncrl.protocols import Algorithm
 from asyncrl.run.job import Job
@@ -139,6 +140,19 @@ def require_steps(job: Job) -> None:
     for name in option_help(type(algorithm)):
         if callable(getattr(algorithm, name)) and config.total_steps is None:
             raise ValueError(f"total_steps must be given where {name} is a function of progress, got None")
+    if config.total_steps is None and algorithm.update_loop != "replay":  # replay's rates count updates
+        _warn_of_schedules(algorithm)
+
+
+def _warn_of_schedules(algorithm: Algorithm) -> None:
+    """Warn of every learning rate that falls over the steps of the run, which has no number of steps (ASYNC048)."""
+    for name in ("learning_rate_schedule", "actor_learning_rate_schedule"):
+        if (kind := getattr(algorithm, name, None)) not in (None, "constant"):
+            text = (
+                f"[ASYNC048] {name} is {kind} over total_steps, which this run has not: "
+                f"{name.removesuffix('_schedule')} stays as it begins; give total_steps, or {name}='constant'"
+            )
+            warnings.warn(ScheduleWithoutSteps(text), stacklevel=5)
 
 
 def require_data(algorithm: Algorithm, config: TrainerConfig) -> None:
