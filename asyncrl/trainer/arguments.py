@@ -126,7 +126,7 @@ def with_preset(name: str, env: str, options: dict[str, Any]) -> tuple[Algorithm
 
 
 def require_steps(job: Job) -> None:
-    """Check the number of steps of a run before it starts.
+    """Check the number of steps of a run before it starts; warn of a schedule that needs one (ASYNC048).
 
     Raises:
         ValueError: an option is a function of progress, and the run has no `total_steps` to define progress.
@@ -141,13 +141,14 @@ def require_steps(job: Job) -> None:
         if callable(getattr(algorithm, name)) and config.total_steps is None:
             raise ValueError(f"total_steps must be given where {name} is a function of progress, got None")
     if config.total_steps is None and algorithm.update_loop != "replay":  # replay's rates count updates
-        _warn_of_schedules(algorithm)
+        _warn_of_schedules(algorithm, config.policy_options)
 
 
-def _warn_of_schedules(algorithm: Algorithm) -> None:
+def _warn_of_schedules(algorithm: Algorithm, policy_options: Mapping[str, Mapping[str, Any]]) -> None:
     """Warn of every learning rate that falls over the steps of the run, which has no number of steps (ASYNC048)."""
     for name in ("learning_rate_schedule", "actor_learning_rate_schedule"):
-        if (kind := getattr(algorithm, name, None)) not in (None, "constant"):
+        kinds = {getattr(algorithm, name, None), *(own.get(name) for own in policy_options.values())}
+        for kind in kinds - {None, "constant"}:
             text = (
                 f"[ASYNC048] {name} is {kind} over total_steps, which this run has not: "
                 f"{name.removesuffix('_schedule')} stays as it begins; give total_steps, or {name}='constant'"

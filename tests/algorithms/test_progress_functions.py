@@ -216,6 +216,16 @@ def test_a_schedule_over_the_steps_warns_without_total_steps(record: Any, says: 
     assert says is None or re.search(rf"ASYNC048\] {says}", found[0])
 
 
+def test_a_schedule_of_one_policy_of_several_warns_too() -> None:
+    own = {
+        "policies": {"a": "a.*", "b": "b.*"},
+        "policy_options": {"a": {"learning_rate_schedule": "linear"}},
+    }
+    job = Job(TrainerConfig(env="CartPole-v1", algo="ppo", **own), PPO(), SOURCE)
+    with pytest.warns(ScheduleWithoutSteps, match="learning_rate_schedule is linear"):
+        require_steps(job)
+
+
 def test_a_file_names_what_it_cannot_hold() -> None:
     config = TrainerConfig(env="CartPole-v1", algo="dqn")
     record = DQN(learning_rate=falling, exploration=lambda progress: 0.1, gamma=0.9)
