@@ -42,7 +42,8 @@
     ├── LittleDiskSpace               ASYNC044
     ├── StopTakesLong                 ASYNC045
     ├── OptionNotKept                 ASYNC046
-    └── TextLeftOut                   ASYNC047
+    ├── TextLeftOut                   ASYNC047
+    └── ScheduleWithoutSteps          ASYNC048
 
 A wrong argument is a plain `ValueError` or `TypeError`: `num_slots must be a power of two, got 12`.
 """
@@ -364,6 +365,10 @@ class OptionNotKept(AsyncRLWarning):
 
 class TextLeftOut(AsyncRLWarning):
     """ASYNC047: a part of the observation is text, which no policy reads; training continues without it."""
+
+
+class ScheduleWithoutSteps(AsyncRLWarning):
+    """ASYNC048: a schedule is one over `total_steps`, which the run does not have, so its value never changes."""
 
 
 @contextlib.contextmanager

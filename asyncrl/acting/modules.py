@@ -26,7 +26,7 @@ from asyncrl.acting.layouts import NetworkFactory as NetworkFactory
 from asyncrl.acting.layouts import NetworkLayout, parameter_count
 from asyncrl.acting.network import ActingNetwork
 from asyncrl.acting.numpy_network import NumpyNetwork
-from asyncrl.acting.own_module import check_module
+from asyncrl.acting.own_module import check_network
 from asyncrl.acting.recurrent import Cell, RecurrentActingNetwork, recurrent_count, recurrent_forward
 from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import EnvSpec
@@ -232,7 +232,7 @@ def network_size(
     With a `cell` it is that of the recurrent network with this encoder. `layer_norm` is of a perceptron without a cell.
 
     Raises:
-        ConfigurationError: the user's module is none that can be run (ASYNC017); see `check_module`.
+        ConfigurationError: the user's module is none that can be run (ASYNC017); see `check_network`.
     """
     if network is None:
         return parameter_count(sizes, layer_norm=layer_norm) if cell is None else recurrent_count(sizes, cell)
@@ -243,7 +243,7 @@ def network_size(
         require_torch()
         with MAKING:
             module = network(sizes[0], features)
-        check_module(module, sizes[0], features, trained=cell is None)
+            check_network(network, module, sizes[0], features, trained=cell is None)
         count = flat_size([module])
     return count if cell is None else count + cell.count(features) + (cell.size + 1) * sizes[-1]
 

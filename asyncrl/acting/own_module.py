@@ -2,11 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 from typing import Any
 
 from asyncrl.errors import ConfigurationError, describe_error
+
+
+def check_network(network: Any, module: Any, inputs: int, outputs: int, trained: bool = True) -> None:
+    """Check `module`, made by `network(inputs, outputs)`, and that another call makes the same one.
+
+    Learner, actors and loaded policies call the factory for themselves, and are given parameters and floating-point
+    buffers only: what else a call draws, such as a permutation or fixed random features, would differ between them.
+    The other call draws from torch's own generator.
+
+    Args:
+        network: the user's factory.
+        module: result of one call.
+        inputs: first argument of that call.
+        outputs: second argument of that call.
+        trained: see `check_module`.
+
+    Raises:
+        ConfigurationError: see `check_module`; or the other call makes another module (ASYNC017).
+    """
+    check_module(module, inputs, outputs, trained)
+    if not _act_alike(module, network(inputs, outputs), inputs):
+        what = (
+            f"network({inputs}, {outputs}) must return the same module at every call, but for the values of "
+            "parameters and floating-point buffers, and two calls differ in more than these"
+        )
+        fix = "keep what is drawn in a buffer of floats, register_buffer(name, tensor), or draw it with a fixed seed"
+        raise _refused(what, fix)
+
+
+def _act_alike(module: Any, other: Any, inputs: int) -> bool:
+    """Whether copies of both, with the values of `module`, have equal outputs in evaluation mode.
+
+    Modules that draw noise in this mode, or do not take the rows that are tried, are taken to be alike.
+    """
+    import torch
+
+    first, second = (copy.deepcopy(one).eval().requires_grad_(False) for one in (module, other))
+    shared = [
+        (t for t in itertools.chain(one.parameters(), one.buffers()) if t.is_floating_point())
+        for one in (first, second)
+    ]
+    rows = torch.rand(2, inputs, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode(False), torch.no_grad():
+        for values, place in itertools.zip_longest(*shared):
+            if values is None or place is None or values.shape != place.shape:
+                return False
+            place.data = values
+        with contextlib.suppress(Exception):
+            out, again, others = first(rows), first(rows), second(rows)
+            return not torch.equal(out, again) or torch.equal(out, others)
+    return True
 
 
 def check_module(module: Any, inputs: int, outputs: int, trained: bool = True) -> None:

@@ -77,7 +77,13 @@ class ActorCritic(SegmentNetworks):
     def make_pass(self, rows: int, gradient: bool) -> NetworksPass:
         """Buffers for a pass of both networks over `rows` rows, with or without a backward pass."""
         parts = self.gradient.split(self._sizes) if gradient else None
-        return ActorCriticPass(self._policy, self._value, rows, self.layout.inputs, parts)
+        policy, value = self._networks(gradient)
+        return ActorCriticPass(policy, value, rows, self.layout.inputs, parts)
+
+    def _networks(self, gradient: bool) -> tuple[Network, Network]:
+        """Policy and value network, in evaluation mode for passes without a gradient."""
+        pair = self._policy, self._value
+        return pair if gradient else (pair[0].evaluated(), pair[1].evaluated())
 
     def action_buffer(self, rows: int) -> Tensor:
         """See `SegmentNetworks`: choices `[rows, ...]`, actions or latents `[rows, d]`."""

@@ -118,16 +118,11 @@ class CrossQUpdate(MaximumEntropyUpdate):
     ) -> None:
         self._momentum, self._renorm_warmup, self._beta1 = momentum, renorm_warmup, beta1
         super().__init__(config, spec, device, seed, critic_loss=critic_loss, actor_loss=actor_loss)
-        self.evaluated_policy = self.policy.on(self.policy.flat)
-        self.evaluated_critics = self.critics.on(self.critics.flat)
+        self.evaluated_policy, self.evaluated_critics = self.policy.evaluated(), self.critics.evaluated()
         trained = [*self.policy.modules, *self.critics.modules]
         self._norms = [
             layer for module in trained for layer in module.modules() if isinstance(layer, BatchRenorm)
         ]
-        for module in trained:
-            module.train()
-        for module in (*self.evaluated_policy.modules, *self.evaluated_critics.modules):
-            module.eval()
 
     def _factories(self) -> tuple[NetworkFactory | None, NetworkFactory | None]:
         if self.layout.network is not None:

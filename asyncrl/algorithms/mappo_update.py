@@ -87,7 +87,7 @@ class CentralCritic(ActorCritic):
         parts = self.gradient.split(self._sizes) if gradient else None
         groups = -(-rows // self.num_agents)
         shape = groups, self.num_agents, self.layout.inputs
-        return CentralPass(self._policy, self._value, shape, self.state_values, parts)
+        return CentralPass(*self._networks(gradient), shape, self.state_values, parts)
 
 
 class CentralPass:

@@ -67,7 +67,7 @@ class OffPolicy(Hyperparameters):
     """Initial exponent of the importance weights."""
 
     beta_end: Fraction = 1.0
-    """Final exponent of the importance weights; linear over `total_steps`."""
+    """Final exponent of the importance weights; linear over `total_steps`, without which `beta_start` stays."""
 
     n_sampled_goal: NotNegative | Literal["auto"] = "auto"
     """Transitions with a goal achieved later (HER) per one with its own; auto: 4 if there are goals, else 0."""

@@ -70,7 +70,8 @@ class ActionValues(SegmentNetworks):
 
     def make_pass(self, rows: int, gradient: bool) -> ActionValuePass:
         """See `SegmentNetworks`."""
-        return ActionValuePass(self._network, rows, self.layout.inputs, self.gradient if gradient else None)
+        network = self._network if gradient else self._network.evaluated()
+        return ActionValuePass(network, rows, self.layout.inputs, self.gradient if gradient else None)
 
     def action_buffer(self, rows: int) -> Tensor:
         """See `SegmentNetworks`."""

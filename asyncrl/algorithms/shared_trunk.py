@@ -73,7 +73,7 @@ class SharedTrunkActorCritic(ActorCritic):
 
     def make_pass(self, rows: int, gradient: bool) -> SharedPass:
         """Make a pass over `rows` rows (of whole streams if recurrent), with or without a backward pass."""
-        policy, value = self._policy, self._value
+        policy, value = self._networks(gradient)
         assert isinstance(policy, ModuleNetwork) and isinstance(value, ModuleNetwork)
         x = torch.zeros(rows, self.layout.inputs, device=self.device)
         parts = self.gradient.split(self._sizes) if gradient else None

@@ -15,7 +15,7 @@ from torch import Tensor
 from asyncrl.acting.images import numpy_network
 from asyncrl.acting.layouts import parameter_count
 from asyncrl.acting.modules import MAKING, NetworkFactory, RecurrentFactory, flat_size, tensors_of
-from asyncrl.acting.own_module import check_module
+from asyncrl.acting.own_module import check_network
 from asyncrl.networks.mlp import FlatMLP
 from asyncrl.networks.module import ModuleNetwork
 from asyncrl.networks.parameters import Activation, PassOptions
@@ -50,6 +50,10 @@ class Network(Protocol):
 
     def on(self, flat: Tensor) -> Network:
         """Return a network of the same shape on another vector (a target network)."""
+        ...
+
+    def evaluated(self) -> Network:
+        """Return the network in evaluation mode, on the same vector: itself, if it has no such mode."""
         ...
 
     def make_pass(self, x: Tensor, gradient: Tensor | None = None, **options: Unpack[PassOptions]) -> Pass:
@@ -93,7 +97,7 @@ class Architecture:
         modules: modules made by `network`, one for each copy; empty for a perceptron.
 
     Raises:
-        ConfigurationError: the user's module cannot be run (ASYNC017); see `check_module`. Only that of a policy was
+        ConfigurationError: the user's module cannot be run (ASYNC017); see `check_network`. Only that of a policy was
             checked before.
     """
 
@@ -113,8 +117,8 @@ class Architecture:
             with MAKING, torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 self.modules = [network(sizes[0], sizes[-1]) for _ in range(copies or 1)]
-            if numpy_network(network) is None and not isinstance(network, RecurrentFactory):
-                check_module(self.modules[0], sizes[0], sizes[-1])
+                if numpy_network(network) is None and not isinstance(network, RecurrentFactory):
+                    check_network(network, self.modules[0], sizes[0], sizes[-1])
         self.size = (
             flat_size(self.modules) if self.modules else parameter_count(sizes, copies or 1, layer_norm)
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Unpack
+from typing import Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,13 @@ class ModuleNetwork(NamedTensors):
     def on(self, flat: Tensor) -> ModuleNetwork:
         """Return copies of the modules on another vector (a target network)."""
         return ModuleNetwork(self.modules, flat, self.ensemble)
+
+    def evaluated(self) -> Self:
+        """See `NamedTensors`: without dropout, and with the running statistics of batch normalisation."""
+        network = copy.copy(self)
+        network.modules = [copy.deepcopy(module).eval() for module in self.modules]
+        bind(network.modules, self.flat)
+        return network
 
     def make_pass(
         self, x: Tensor, gradient: Tensor | None = None, **options: Unpack[PassOptions]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypedDict
+from typing import Literal, Self, TypedDict
 
 import numpy as np
 import torch
@@ -51,6 +51,10 @@ class NamedTensors:
     def buffers(self) -> list[Tensor]:
         """Running statistics, which no gradient changes: views of the flat vector; none in a perceptron."""
         return []
+
+    def evaluated(self) -> Self:
+        """Return the network in evaluation mode, on the same vector: itself, if it has no such mode."""
+        return self
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return copies of the parameters on the host, by name."""

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,7 +128,7 @@ class Callbacks:
             if method is None or any(callback is failed for failed in self._failed):
                 continue
             try:
-                answer = method(self._trainer, *event)
+                answer = method(self._trainer, *map(own_event, event))
                 if isinstance(answer, bool | np.bool_) and not answer and hook != "on_end":
                     self._stop()
             except BaseException as raised:  # the caller raises it at the end of the run
@@ -138,6 +139,11 @@ class Callbacks:
                 with contextlib.suppress(RuntimeError):  # the run's loop has ended
                     self._fail(error)
         self.event = ""
+
+
+def own_event(event: Any) -> Any:
+    """The event; of a snapshot a copy, whose numbers a callback may change."""
+    return replace(event, metrics=dict(event.metrics)) if isinstance(event, Snapshot) else event
 
 
 def _raisable(error: BaseException, callback: str) -> BaseException:

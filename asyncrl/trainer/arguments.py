@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -12,7 +13,7 @@ from asyncrl.algorithms.other_names import closest_algorithm, unknown_option
 from asyncrl.algorithms.policy_options import require_policy_options
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
 from asyncrl.config import TrainerConfig
-from asyncrl.errors import ConfigurationError
+from asyncrl.errors import ConfigurationError, ScheduleWithoutSteps
 from asyncrl.options import near_miss, option_help
 from asyncrl.protocols import Algorithm
 from asyncrl.run.job import Job
@@ -125,7 +126,7 @@ def with_preset(name: str, env: str, options: dict[str, Any]) -> tuple[Algorithm
 
 
 def require_steps(job: Job) -> None:
-    """Check the number of steps of a run before it starts.
+    """Check the number of steps of a run before it starts; warn of a schedule that needs one (ASYNC048).
 
     Raises:
         ValueError: an option is a function of progress, and the run has no `total_steps` to define progress.
@@ -139,6 +140,20 @@ def require_steps(job: Job) -> None:
     for name in option_help(type(algorithm)):
         if callable(getattr(algorithm, name)) and config.total_steps is None:
             raise ValueError(f"total_steps must be given where {name} is a function of progress, got None")
+    if config.total_steps is None and algorithm.update_loop != "replay":  # replay's rates count updates
+        _warn_of_schedules(algorithm, config.policy_options)
+
+
+def _warn_of_schedules(algorithm: Algorithm, policy_options: Mapping[str, Mapping[str, Any]]) -> None:
+    """Warn of every learning rate that falls over the steps of the run, which has no number of steps (ASYNC048)."""
+    for name in ("learning_rate_schedule", "actor_learning_rate_schedule"):
+        kinds = {getattr(algorithm, name, None), *(own.get(name) for own in policy_options.values())}
+        for kind in kinds - {None, "constant"}:
+            text = (
+                f"[ASYNC048] {name} is {kind} over total_steps, which this run has not: "
+                f"{name.removesuffix('_schedule')} stays as it begins; give total_steps, or {name}='constant'"
+            )
+            warnings.warn(ScheduleWithoutSteps(text), stacklevel=5)
 
 
 def require_data(algorithm: Algorithm, config: TrainerConfig) -> None:

@@ -38,7 +38,7 @@ from asyncrl.errors import (
 )
 from asyncrl.interfaces import EnvSpec
 from asyncrl.protocols import Algorithm
-from asyncrl.run.callbacks import checked
+from asyncrl.run.callbacks import checked, own_event
 from asyncrl.run.job import Job
 from asyncrl.run.logged import LoggedMetrics
 from asyncrl.run.result import TrainResult
@@ -407,7 +407,7 @@ class Trainer(ShownByCard, metaclass=Answering):
                 self._server = ForkServer()
                 self._server.start()
             if on_snapshot is not None:
-                self._listeners.append(on_snapshot)
+                self._listeners.append(lambda snapshot: on_snapshot(own_event(snapshot)))
             running.add(self, running_cell())
             self._thread = threading.Thread(target=self._run_in_thread, name="asyncrl-run", daemon=True)
             self._thread.start()
@@ -703,7 +703,7 @@ class Trainer(ShownByCard, metaclass=Answering):
             raise
 
     def _receive(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
+        self._snapshot = own_event(snapshot)  # `snapshot` and `stream` give it to the user
         if snapshot.error is None:  # else the run ends now, and `start` raises its error
             self._served.set()
         for listener in self._listeners:

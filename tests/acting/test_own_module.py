@@ -36,6 +36,28 @@ def with_buffer(inputs: int, outputs: int) -> nn.Module:
     return module
 
 
+class Drawn(nn.Module):
+    """A linear layer behind random signs: drawn by every call, in a buffer of integers or in a plain attribute."""
+
+    def __init__(self, inputs: int, outputs: int, buffer: torch.dtype | None) -> None:
+        super().__init__()
+        self.layer, signs = nn.Linear(inputs, outputs), torch.randn(64).sign()
+        if buffer is None:
+            self.signs = signs
+        else:
+            self.register_buffer("signs", signs.to(buffer))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + self.signs @ torch.arange(64).to(self.signs.dtype)
+
+
+class Restless(nn.Linear):
+    """Draws in evaluation mode too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.randn(())
+
+
 REFUSED: list[tuple[Factory, str]] = [
     (lambda i, o: lambda x: x, r"network\(4, 3\) must return a torch.nn.Module, got function"),
     (lambda i, o: nn.Linear(i, o).double(), "must be float32, and weight is float64"),
@@ -51,6 +73,15 @@ REFUSED: list[tuple[Factory, str]] = [
     (lambda i, o: nn.Linear(5, o), "failed for two rows of 4 zeros: RuntimeError: mat1 and mat2"),
     (lambda i, o: nn.Linear(i, o).requires_grad_(False), "depend on none"),
     (lambda i, o: Through(i, o, torch.Tensor.detach), "depend on none"),
+    (
+        lambda i, o: Drawn(i, o, torch.int64),
+        "must return the same module at every call, but for the values of",
+    ),
+    (lambda i, o: Drawn(i, o, None), "must return the same module at every call, but for the values of"),
+    (
+        lambda i, o: nn.Sequential(nn.Linear(i, n := int(torch.randint(1, 10**4, ()))), nn.Linear(n, o)),
+        "must return the same module at every call",
+    ),
 ]
 
 
@@ -70,6 +101,12 @@ def test_a_frozen_encoder_before_a_cell_will_do() -> None:
     ppo = PPO(network=frozen, recurrent="gru", recurrent_size=5)
     ppo.make_policy(SPEC)
     ppo.make_updater(SPEC, "cpu", 0)
+
+
+@pytest.mark.parametrize("network", [lambda i, o: Drawn(i, o, torch.float32), Restless])
+def test_what_is_drawn_may_be_a_buffer_of_floats_or_noise(network: Factory) -> None:
+    DQN(network=network).make_policy(SPEC)
+    Architecture((4, 3), network=network)
 
 
 def test_critics_are_checked_with_the_rows_that_they_see() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import tomllib
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import numpy as np
 import pytest
 
 import asyncrl
-from asyncrl import DQN, PPO, SAC, Callback, Trainer
+from asyncrl import DQN, IQL, PPO, SAC, Callback, Trainer
 from asyncrl.acting.schedules import EpsilonSchedule
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.on_policy_update import OnPolicyUpdate
@@ -19,13 +22,17 @@ from asyncrl.algorithms.q_learning_update import QLearningUpdate
 from asyncrl.cli.train import parse
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import ConfigurationError, OptionNotKept
+from asyncrl.errors import ConfigurationError, OptionNotKept, ScheduleWithoutSteps
 from asyncrl.interfaces import BoxAction, EnvSpec
 from asyncrl.options import functions_of, option_values
+from asyncrl.run.job import Job
 from asyncrl.storage.config_file import dump_config, options_by_table
 from asyncrl.storage.resume import options_of_run
 from asyncrl.storage.run_directory import RunDirectory
 from asyncrl.storage.run_files import functions_of_run, write_run_files
+from asyncrl.trainer.arguments import require_steps
+
+SOURCE = EnvSource.from_user("CartPole-v1")
 
 
 def falling(progress: float) -> float:
@@ -184,6 +191,39 @@ def test_a_function_needs_total_steps() -> None:
         ValueError, match="total_steps must be given where learning_rate is a function of progress"
     ):
         Trainer("CartPole-v1", DQN(learning_rate=falling), http="off").learn(max_seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        (
+            PPO(learning_rate_schedule="linear"),
+            "learning_rate_schedule is linear .* learning_rate stays as it",
+        ),
+        (IQL(), "actor_learning_rate_schedule is cosine .* actor_learning_rate stays as it begins"),
+        (PPO(), None),
+        (DQN(learning_rate_schedule="linear"), None),  # over learning_rate_updates
+    ],
+)
+def test_a_schedule_over_the_steps_warns_without_total_steps(record: Any, says: str | None) -> None:
+    job = Job(TrainerConfig(env="CartPole-v1", algo=record.name, max_seconds=1.0), record, SOURCE)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        require_steps(job)
+        require_steps(replace(job, config=replace(job.config, total_steps=1_000)))
+    found = [str(one.message) for one in caught if issubclass(one.category, ScheduleWithoutSteps)]
+    assert len(found) == (says is not None)
+    assert says is None or re.search(rf"ASYNC048\] {says}", found[0])
+
+
+def test_a_schedule_of_one_policy_of_several_warns_too() -> None:
+    own = {
+        "policies": {"a": "a.*", "b": "b.*"},
+        "policy_options": {"a": {"learning_rate_schedule": "linear"}},
+    }
+    job = Job(TrainerConfig(env="CartPole-v1", algo="ppo", **own), PPO(), SOURCE)
+    with pytest.warns(ScheduleWithoutSteps, match="learning_rate_schedule is linear"):
+        require_steps(job)
 
 
 def test_a_file_names_what_it_cannot_hold() -> None:

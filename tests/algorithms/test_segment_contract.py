@@ -495,6 +495,36 @@ def test_a_users_network_is_policy_and_value(name: str, kind: str) -> None:
     assert core.metrics()["train/value_loss"] < first
 
 
+def restless_module(inputs: int, outputs: int) -> torch.nn.Module:
+    layers = torch.nn.BatchNorm1d(inputs), torch.nn.Linear(inputs, 16), torch.nn.Dropout(0.5)
+    return torch.nn.Sequential(*layers, torch.nn.Linear(16, outputs))
+
+
+@pytest.mark.parametrize("recurrent", [None, "gru"])
+@for_all
+def test_rollouts_are_evaluated_by_the_network_that_acts(name: str, recurrent: str | None) -> None:
+    """Without dropout, and with the running statistics of batch normalisation, which only gradient steps move."""
+    if recurrent is not None and (ALGORITHMS[name].needs_agents or name not in ACTOR_CRITICS):
+        return
+    options: dict[str, Any] = {} if recurrent is None else {"recurrent": recurrent, "recurrent_size": 8}
+    algorithm = record(name, network=restless_module, **options)
+    spec = spec_of(name, SPECS["discrete"])
+    core = algorithm.make_updater(spec, "cpu", 0)
+    before = weights_of(core)
+    segments = batch_of(algorithm, spec, core, 0)
+    core.begin(segments, 0.0)
+    rollout = core._rollout
+    if name in ACTOR_CRITICS:
+        first, second = ([part.copy() for part in rollout.evaluate(log_prob=True)] for _ in range(2))
+        if recurrent is None:
+            drawn = np.concatenate([segment.extras["log_prob"] for segment in segments])[rollout.trained]
+            np.testing.assert_allclose(first[2][rollout.trained], drawn, rtol=1e-4, atol=1e-5)
+    else:
+        first, second = ([part.copy() for part in rollout.greatest_values()] for _ in range(2))
+    assert all((a == b).all() for a, b in zip(first, second, strict=True)), "dropout is active"
+    assert (weights_of(core) == before).all(), "the statistics have moved"
+
+
 @for_actor_critics
 @pytest.mark.parametrize(
     ("old", "new"),

@@ -128,6 +128,24 @@ def test_a_numpy_false_stops_the_run_too() -> None:
     assert stopped == [True]
 
 
+class Taking(Callback):
+    """Takes numbers out of its snapshot, as a logger takes the step."""
+
+    def on_report(self, trainer: Trainer, snapshot: Any) -> None:
+        snapshot.metrics.pop("time/total_timesteps")
+        snapshot.metrics.clear()
+
+
+def test_numbers_that_a_callback_takes_out_of_its_snapshot_are_missed_by_nobody(tmp_path: Path) -> None:
+    journal = Journal()
+    result = trainer(tmp_path).learn(
+        500, callbacks=[Taking(), journal], on_snapshot=lambda snapshot: snapshot.metrics.clear()
+    )
+    assert journal.events("report")[-1].env_steps >= 500 and result.policy.meta.env_steps >= 500
+    rows = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["time/total_timesteps"] >= 500
+
+
 def test_callbacks_may_come_from_a_generator() -> None:
     journal = Journal()
     trainer().learn(total_steps=300, callbacks=(own for own in [journal]))  # type: ignore[arg-type]
