@@ -1,7 +1,7 @@
 """`asyncrl eval`: play episodes with the policy of a run or a file and print the returns.
 
-It plays what the run's own evaluations play, `eval_env` and `eval_levels`, so that its figures are theirs; `--env`
-names another environment.
+It plays what the run's own evaluations play, `eval_env` and `eval_levels`, and as they do (`eval_deterministic`), so
+that its figures are theirs; `--env` names another environment.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class EvalOptions:
     episodes: Count = 20
     """Episodes to play, of every level of eval_levels."""
 
-    deterministic: bool = True
-    """Greedy actions; without, actions are drawn as at the end of training."""
+    deterministic: bool | None = None
+    """Greedy actions, or else actions that are drawn as at the end of training; none means eval_deterministic of the
+    run, and greedy of a file."""
 
     checkpoint: str | None = None
     """Checkpoint of the run: best, latest or a number of steps; none means best, or latest if nothing was evaluated."""
@@ -71,7 +72,7 @@ def run(options: EvalOptions, server: ForkServer) -> None:
     if options.json:
         print(json.dumps(record, allow_nan=False), flush=True)
         return
-    greedy = "greedy " if options.deterministic else ""
+    greedy = "greedy " if record["deterministic"] else ""
     print(
         f"return       {with_deviation(record['return_mean'], record['return_std'])} "
         f"over {record['episodes']} {greedy}episodes, "
@@ -100,7 +101,7 @@ async def _evaluate(
     from asyncrl.envs.factory_pickle import pack_policy
     from asyncrl.interfaces import policy_returns
 
-    source, limit = await _played(policy, file, options, server)
+    source, limit, deterministic = await _played(policy, file, options, server)
     evaluator = RemoteEvaluator(
         server,
         source,
@@ -108,7 +109,7 @@ async def _evaluate(
         pack_policy(policy.policy),
         seed=options.seed,
         max_episode_steps=limit,
-        deterministic=options.deterministic,
+        deterministic=deterministic,
     )
     try:
         each, lengths = await evaluator.evaluate(policy.weights, options.episodes)
@@ -125,7 +126,7 @@ async def _evaluate(
         "env_steps": policy.meta.env_steps,
         "policy_version": policy.meta.policy_version,
         "seed": options.seed,
-        "deterministic": options.deterministic,
+        "deterministic": deterministic,
         **_figures(each, lengths, evaluator),
         **({"agent_returns": dict(zip(names, means, strict=True))} if names else {}),
         **({"policy_returns": of_policies} if of_policies else {}),
@@ -134,8 +135,8 @@ async def _evaluate(
 
 async def _played(
     policy: PortablePolicy, file: str, options: EvalOptions, server: ForkServer
-) -> tuple[EnvSource, int | None]:
-    """The environment to play, or levels of it, and the limit of steps of the run's own evaluations, if they have one.
+) -> tuple[EnvSource, int | None, bool]:
+    """The environment to play, or levels of it, the limit of steps if there is one, and whether actions are greedy.
 
     Raises:
         SpacesDoNotFit: the environment of `--env`, or one changed by `--env-kwargs`, has other spaces than the policy
@@ -146,19 +147,20 @@ async def _played(
     from asyncrl.envs.source import EnvSource
     from asyncrl.storage.run_files import evaluations_of_run
 
+    source, limit, greedy, folder = policy.source, None, True, Path(file).parent
+    if folder.name == "checkpoints" and (folder.parent / "config.toml").is_file():
+        source, limit, greedy = evaluations_of_run(folder.parent, source)
+    greedy = greedy if options.deterministic is None else options.deterministic
     if options.env is not None:
         other = EnvSource.from_user(options.env).in_place_of(policy.source, policy.spec)
         source = other.with_arguments(options.env_kwargs)
         require_same_spaces(policy.spec, await probe(server, source))
-        return source, None
-    source, limit, folder = policy.source, None, Path(file).parent
-    if folder.name == "checkpoints" and (folder.parent / "config.toml").is_file():
-        source, limit = evaluations_of_run(folder.parent, source)
+        return source, None, greedy
     source = source.with_arguments(options.env_kwargs)
     if options.env_kwargs:
         for _, level in source.levels or (("", source),):
             require_same_spaces(policy.spec, await probe(server, level))
-    return source, limit
+    return source, limit, greedy
 
 
 def _figures(each: Any, lengths: Any, evaluator: RemoteEvaluator) -> dict[str, Any]:

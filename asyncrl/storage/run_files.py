@@ -197,10 +197,10 @@ def environment_of_run(run: Path, name: str) -> EnvSource:
     return source.changed(options.get("env_kwargs", {}), options.get("wrappers", ()), **chosen)
 
 
-def evaluations_of_run(run: Path, source: EnvSource) -> tuple[EnvSource, int | None]:
-    """Return `source`, the environment of a run, with those that its evaluations play, and the run's limit of steps.
+def evaluations_of_run(run: Path, source: EnvSource) -> tuple[EnvSource, int | None, bool]:
+    """Return `source`, the environment of a run, with those that its evaluations play, and how they are played.
 
-    The limit is `eval_max_episode_steps`. Unpickles nothing.
+    That is `eval_max_episode_steps` and `eval_deterministic`. Unpickles nothing.
 
     Raises:
         ConfigurationError: `config.toml` cannot be read (ASYNC017).
@@ -213,7 +213,8 @@ def evaluations_of_run(run: Path, source: EnvSource) -> tuple[EnvSource, int | N
         chosen = {option: options[option] for option in OF_AGENTS if option in options}
         evaluation = EnvSource.from_user(name).changed({}, options.get("wrappers", ()), **chosen)
     kwargs, levels = options.get("eval_env_kwargs", {}), options.get("eval_levels", {})
-    return source.evaluated_in(evaluation, kwargs, levels), options.get("eval_max_episode_steps")
+    source = source.evaluated_in(evaluation, kwargs, levels)
+    return source, options.get("eval_max_episode_steps"), options.get("eval_deterministic", True)
 
 
 def network_of_run(run: Path) -> NetworkFactory | None:

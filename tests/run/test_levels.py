@@ -174,6 +174,21 @@ def test_eval_cuts_episodes_where_the_evaluations_of_the_run_do(
     assert played(tmp_path / "run", capsys)["return_mean"] == result.evaluation.return_mean == 3.0
 
 
+def test_eval_draws_actions_where_the_evaluations_of_the_run_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result, _ = trained(tmp_path, eval_deterministic=False)
+    run, file = tmp_path / "run", tmp_path / "x.policy"
+    result.policy.save(file)
+    for named, flag, greedy in (
+        (run, [], False),
+        (run, ["--deterministic"], True),
+        (file, [], True),
+        (file, ["--no-deterministic"], False),
+    ):
+        assert played(named, capsys, *flag)["deterministic"] == greedy
+
+
 def test_a_source_without_other_environments_is_evaluated_in_itself() -> None:
     source = EnvSource.from_user("CartPole-v1")
     assert source.evaluated_in(None, {}, {}) is source
