@@ -89,7 +89,7 @@ class PrioritizedReplay(TransitionReplay[Batch]):
         sampling.sample(*self._tree, beta, to.addresses, to.uniforms, to.rest, to.work)
 
 
-@kernel("void(int64[:,::1], int64[::1], int64[::1], int64[:,::1], int64[:,:,::1])")
+@kernel("void(int64[:,::1], int64[::1], int64[::1], int64[:,::1], int64[:,:,::1])", cold=True)
 def find_frames(
     rings: Words,
     state: Words,
