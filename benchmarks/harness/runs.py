@@ -171,6 +171,15 @@ def learn(
     return {**trainer.learn(max_seconds=limit).summary, **means(vars(trainer.config))}
 
 
+def when_updated(trainer: Any, updates: int) -> Any:
+    """Wait until a run has made this many updates; returns its first snapshot from then on."""
+    while (snapshot := trainer.snapshot()) is None or snapshot.updates < updates:
+        if trainer.done:
+            raise RuntimeError("the run ended before it was measured")
+        time.sleep(0.02)
+    return snapshot
+
+
 def throughput(env: Any, algorithm: Any, seed: int, seconds: float, **options: Any) -> float:
     """Environment steps/s of a run in this process, from two snapshots after its first update."""
     from asyncrl import Trainer
@@ -183,10 +192,7 @@ def throughput(env: Any, algorithm: Any, seed: int, seconds: float, **options: A
     }
     with Trainer(env, algorithm, seed=seed, **settings) as trainer:
         trainer.start()
-        while (first := trainer.snapshot()) is None or first.updates < 1:
-            if trainer.done:
-                raise RuntimeError("the run ended before it was measured")
-            time.sleep(0.02)
+        first = when_updated(trainer, 1)
         time.sleep(seconds)
         last = trainer.snapshot()
         assert last is not None

@@ -28,6 +28,7 @@ import gymnasium
 import numpy as np
 
 from benchmarks.harness.report import script_parser, usable_cores
+from benchmarks.harness.runs import when_updated
 
 ENVS = 8
 NAMES = {"spread": "mpe2:simple_spread_v3", "foraging": "lbforaging:Foraging-8x8-2p-2f-coop-v3"}
@@ -92,14 +93,11 @@ def asyncrl_rate(name: str, seconds: float) -> float:
         NAMES[name], algorithm, num_actors=1, envs_per_actor=ENVS, http="off", eval_interval_steps=None
     ) as trainer:
         trainer.start()
-        while (first := trainer.snapshot()) is None or first.updates < 2:
-            if trainer.done:
-                raise RuntimeError("the run ended before it was measured")
-            time.sleep(0.05)
+        first = when_updated(trainer, 2)
         time.sleep(seconds)
         last = trainer.snapshot()
         assert last is not None
-        return count * (last.env_steps - first.env_steps) / (last.wall_seconds - first.wall_seconds)
+        return float(count * (last.env_steps - first.env_steps) / (last.wall_seconds - first.wall_seconds))
 
 
 MAKERS: dict[str, Callable[[], Any]] = {"spread": spread, "foraging": foraging}

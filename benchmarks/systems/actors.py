@@ -14,6 +14,7 @@ import time
 from functools import partial
 
 from benchmarks.harness.report import Report, by_turns, script_parser
+from benchmarks.harness.runs import when_updated
 
 ENVIRONMENTS = {"CartPole-v1": 0.65, "LunarLander-v3": 0.85}
 ACTORS, ENVS = 2, 16
@@ -60,14 +61,10 @@ def run_rate(name: str, seconds: float) -> float:
         name, algorithm, num_actors=ACTORS, envs_per_actor=ENVS, http="off", eval_interval_steps=None
     ) as trainer:
         trainer.start()
-        while (snapshot := trainer.snapshot()) is None or snapshot.updates < 2:
-            if trainer.done:
-                raise RuntimeError("the run ended before it was measured")
-            time.sleep(0.05)
-        first = trainer.snapshot()
+        first = when_updated(trainer, 2)
         time.sleep(seconds)
         last = trainer.snapshot()
-        assert first is not None and last is not None
+        assert last is not None
         return float((last.env_steps - first.env_steps) / (last.wall_seconds - first.wall_seconds))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from asyncrl import DQN, PPO, SAC, Trainer
 from asyncrl.run import switching
 from benchmarks.harness.report import Report, script_parser
+from benchmarks.harness.runs import when_updated
 
 RUNS: dict[str, tuple[str, Any]] = {
     "dqn": ("CartPole-v1", DQN(learning_rate=1e-4)),
@@ -45,10 +46,7 @@ def measure(name: str, repeats: int, report: Report, seconds: float = 3.0) -> No
         env, algorithm, num_actors=1, envs_per_actor=8, http="off", eval_interval_steps=None
     ) as trainer:
         trainer.start()
-        while (snapshot := trainer.snapshot()) is None or snapshot.updates < 200:
-            if trainer.done:
-                raise RuntimeError("the run ended before it was measured")
-            time.sleep(0.05)
+        when_updated(trainer, 200)
         time.sleep(1.0)
         rates: dict[bool, list[float]] = {False: [], True: []}
         for _ in range(repeats):

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 
 from asyncrl import DQN, Trainer
 from benchmarks.harness.report import Report, script_parser
+from benchmarks.harness.runs import when_updated
 
 CLIENT = """
 import http.client, json, sys, time
@@ -37,8 +37,7 @@ def latencies(seconds: float) -> list[float]:
     algorithm = DQN(hidden_sizes=(256, 256), batch_size=256, samples_per_insert=256.0)
     with Trainer("CartPole-v1", algorithm, num_actors=1, eval_interval_steps=10_000) as trainer:
         trainer.start()
-        while (snapshot := trainer.snapshot()) is None or snapshot.updates < 10:
-            time.sleep(0.05)
+        when_updated(trainer, 10)
         command = [sys.executable, "-c", CLIENT, str(trainer.url), str(seconds)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         result: list[float] = sorted(json.loads(done.stdout))

@@ -47,10 +47,7 @@ def whole_run(precision: str, seconds: float) -> dict[str, Any]:
     options |= {"report_interval_seconds": 0.25, "eval_interval_steps": None}
     with Trainer(ENV, algorithm, **options) as trainer:
         trainer.start()
-        while (first := trainer.snapshot()) is None or first.updates < WARM_UPDATES:
-            if trainer.done:
-                raise RuntimeError("the run ended before it was measured")
-            time.sleep(0.05)
+        first = runs.when_updated(trainer, WARM_UPDATES)
         waits, until = [], time.perf_counter() + seconds
         while time.perf_counter() < until:
             time.sleep(0.25)
