@@ -97,7 +97,7 @@ from asyncrl.run.result import TrainResult
 from asyncrl.run.saving import CheckpointSaver, restore_rings
 from asyncrl.run.slow_stop import warned_of_slow_stop, within_limit
 from asyncrl.run.summary import COMPLETE, send_summary, summarize, without_secrets
-from asyncrl.run.switching import fast_switching, frozen_objects, precise_waits
+from asyncrl.run.switching import fast_switching, frozen_objects
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.past_weights import PastWeights
 from asyncrl.shm.prepare import prepare_quietly, prepare_run
@@ -475,7 +475,6 @@ class Run:
         actor_seed, evaluator_seed, core_seed = seeds
         self.thread = LearnerThread(config.torch_threads)
         stack.callback(self.thread.close)
-        await self.thread.call(precise_waits)
         try:
             self.policy = make_policy(algorithm, spec)
         except MemoryError as error:

@@ -30,9 +30,10 @@ _for_good = False
 
 
 def precise_waits() -> None:
-    """Let timed waits of the calling thread end on time, on Linux; by default the kernel may end them 50 us late.
+    """Let timed waits of the calling thread, and of threads that it creates, end on time, on Linux.
 
-    A thread that waits for the interpreter's lock then asks for it after the switch interval, not six intervals later.
+    By default the kernel may end them 50 us late. A thread that waits for the interpreter's lock then asks for it after
+    six switch intervals.
     """
     if _libc is not None:
         _libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
@@ -40,7 +41,10 @@ def precise_waits() -> None:
 
 @contextlib.contextmanager
 def fast_switching() -> Iterator[None]:
-    """Set `SWITCH_SECONDS`, and the calling thread's waits; the last of several runs restores the interval before."""
+    """Set `SWITCH_SECONDS` and `precise_waits`; the last of several runs restores the interval before the first.
+
+    Called on the run's thread, which creates the learner's.
+    """
     global _runs, _before
     precise_waits()
     with _lock:
