@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from asyncrl.algorithms.q_learning import QLearning, QLoss, of_action
 from asyncrl.interfaces import EnvSpec
-from asyncrl.options import Finite, Range
+from asyncrl.options import Finite, Positive, Range
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,6 +87,9 @@ class C51(QLearning):
     """Hyper-parameters of C51."""
 
     name: ClassVar[str] = "c51"
+
+    reward_scale: Positive | None = 1.0
+    """Factor on rewards; `v_min` and `v_max` are in scaled units. None: as the other algorithms choose it."""
 
     num_atoms: Annotated[int, Range(at_least=2)] = 51
     """Atoms of the return distribution, evenly spaced from `v_min` to `v_max`."""

@@ -119,7 +119,7 @@ class IQLUpdate(ReplayUpdate):
         """See `ReplayUpdate.observe_dataset`; with `normalize_rewards` the rewards get their scale."""
         super().observe_dataset(obs, reward, flags)
         if self._normalize_rewards:
-            self.reward_scale = reward_scale(reward, flags)
+            self.reward_scale.factor = reward_scale(reward, flags)
 
     def _make_buffers(self, batch: StagedBatch) -> IQLBuffers:
         return IQLBuffers(batch, self)

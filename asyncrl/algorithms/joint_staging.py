@@ -11,6 +11,7 @@ from torch import Tensor
 
 from asyncrl.algorithms.central_state import state_values
 from asyncrl.algorithms.normalization import NormalisingMoments, ObservationStatistics
+from asyncrl.algorithms.reward_factor import RewardFactor
 from asyncrl.algorithms.sequence_pass import SequenceRows
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.algorithms.value_bounds import ValueBounds
@@ -69,7 +70,7 @@ class JointStage:
         size: int,
         spec: EnvSpec,
         device: torch.device,
-        reward_scale: float,
+        reward_scale: RewardFactor,
         bounds: ValueBounds,
         statistics: ObservationStatistics | None,
         scaling: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
@@ -77,7 +78,7 @@ class JointStage:
         state_statistics: NormalisingMoments | None = None,
     ) -> None:
         self.size, self._device, self._bounds = size, device, bounds
-        self._reward_scale = np.float32(reward_scale)
+        self._reward_scale = reward_scale
         self._each = StagedBatch(size * spec.num_agents, spec, device, scaling, statistics=statistics)
         self.rows, self.action = self._each.rows, self._each.action
         self._has_state, self._state_statistics = state_values > 0, state_statistics
@@ -118,7 +119,7 @@ class JointStage:
     def _returns(self, batch: JointBatch) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """`reward` and `discount`."""
         reward, discount = team_returns(batch.reward, batch.discount)
-        return reward * self._reward_scale, discount
+        return self._reward_scale.scaled(reward), discount
 
     def _on_device(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array.astype(np.float32)).to(self._device)
@@ -151,7 +152,7 @@ class AgentsStage(JointStage):
             self.mask = torch.from_numpy(allowed).to(self._device)
 
     def _returns(self, batch: JointBatch) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        return batch.reward * self._reward_scale, batch.discount
+        return self._reward_scale.scaled(batch.reward), batch.discount
 
 
 class JointSequenceStage:
@@ -184,7 +185,7 @@ class JointSequenceStage:
         shape: SequenceShape,
         spec: EnvSpec,
         device: torch.device,
-        reward_scale: float,
+        reward_scale: RewardFactor,
         bounds: ValueBounds,
         statistics: ObservationStatistics | None,
         state_values: int = 0,
@@ -192,7 +193,7 @@ class JointSequenceStage:
     ) -> None:
         self.size, self._device, self._bounds = size, device, bounds
         self._shape, self._agents = shape, spec.num_agents
-        self._reward_scale = np.float32(reward_scale)
+        self._reward_scale = reward_scale
         self._has_state, self._state_statistics = state_values > 0, state_statistics
         self.rows = SequenceRows(size * spec.num_agents, shape, spec, device, statistics)
         self._returned = np.empty(size, np.float32)
@@ -222,7 +223,7 @@ class JointSequenceStage:
             self.state = self.by_item(of_sequence[:, : self._shape.length].flatten(0, 1))
             self.next_state = self.by_item(self.rows.x.index_select(0, self.rows.bootstrap))
         reward, discount = team_returns(batch.reward, batch.discount)
-        reward *= self._reward_scale
+        reward = self._reward_scale.scaled(reward)
         self._bounds.extend(reward.reshape(-1), discount.reshape(-1))
         self.low, self.high = self._on_device(self._bounds.values)
         self.reward, self.discount = self._column(reward), self._column(discount)

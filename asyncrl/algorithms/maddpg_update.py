@@ -107,7 +107,7 @@ class MADDPGUpdate(ReplayUpdate):
             size,
             self.spec,
             self.device,
-            self.config.reward_scale,
+            self.reward_scale,
             self.bounds,
             self.statistics,
             scaling=self.scaling,

@@ -58,6 +58,11 @@ class MaximumEntropy(ContinuousActor):
     """Correlation of a stream's successive draws of actions in training; the distribution of
     each draw stays the policy's. Near 0.9 it explores environments in which independent draws average out."""
 
+    @property
+    def given_reward_scale(self) -> float | None:
+        """See `OffPolicy`; 1 beside an entropy coefficient that is given, whose unit the rewards are."""
+        return 1.0 if self.reward_scale is None and self.ent_coef is not None else self.reward_scale
+
     def layout(self, spec: EnvSpec) -> BoxLayout:
         """Shape and weight order of the actor, shared by policy and updater. Raises `SpacesDoNotFit`."""
         return actor_layout(self, spec, gaussian=True)

@@ -51,8 +51,9 @@ class OffPolicy(Hyperparameters):
     gamma: Fraction = 0.99
     """Discount per environment step."""
 
-    reward_scale: Positive = 1.0
-    """Factor on rewards; action values, supports and entropies are in scaled units."""
+    reward_scale: Positive | None = None
+    """Factor on rewards; action values, supports and entropies are in scaled units. None: 1, or where the first rewards
+    have a mean size below 0.003 or from 10 on, the power of ten that brings it near 1 (1 in a group of learners)."""
 
     n_step: Annotated[int, Range(at_least=1, at_most=LONGEST_N_STEP)] = 1
     """Steps of the n-step return."""
@@ -166,6 +167,11 @@ class OffPolicy(Hyperparameters):
                 "matmul_precision must be highest where an inference server acts in lockstep, whose products would "
                 f"have either precision by chance, got {self.matmul_precision}"
             )
+
+    @property
+    def given_reward_scale(self) -> float | None:
+        """Factor on rewards, None where the first rewards decide it."""
+        return self.reward_scale
 
     @property
     def sequence_shape(self) -> SequenceShape | None:

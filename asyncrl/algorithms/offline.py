@@ -29,7 +29,7 @@ class Offline(Hyperparameters):
     inference: ClassVar[Literal["actor", "server"]] = "actor"  # type: ignore[misc]
     prioritized: ClassVar[bool] = False
     n_step: ClassVar[int] = 1
-    reward_scale: ClassVar[float] = 1.0
+    given_reward_scale: ClassVar[float | None] = 1.0
     action_kinds: ClassVar[tuple[type, ...]]
     needs_bounds: ClassVar[bool] = True
 

@@ -18,6 +18,7 @@ from torch import Tensor
 import asyncrl.algorithms.returns  # noqa: F401  (compiles or loads its kernel before a run)
 from asyncrl.algorithms.actor_critic import VALUE, ActorCritic
 from asyncrl.algorithms.normalization import RewardScale
+from asyncrl.algorithms.reward_factor import RewardFactor
 from asyncrl.algorithms.rollout import Part, PolicyRollout, RecurrentRollout, Rollout, RowBatch
 from asyncrl.algorithms.segment_learning import SegmentLearning
 from asyncrl.algorithms.segment_networks import SegmentNetworks
@@ -58,6 +59,7 @@ class OnPolicyUpdate(Stateful):
         "_last_epoch",
         "_position",
         "_reusable",
+        "_chosen_reward_scale",
     )
 
     def __init__(self, config: SegmentLearning, spec: EnvSpec, device: str, seed: int) -> None:
@@ -68,6 +70,7 @@ class OnPolicyUpdate(Stateful):
         self._epoch, self._last_epoch, self._position, self._reusable = 0, 0, 0, 0
         self._parts: list[tuple[Part, Tensor]] = []
         self._rewards = RewardScale(config.gamma)
+        self._reward_factor = RewardFactor()
         if config.normalize_rewards:
             self.vector.shared += (self._rewards.moments,)
         self._rollout: Rollout | None = None
@@ -106,12 +109,23 @@ class OnPolicyUpdate(Stateful):
         if config.normalize_rewards:
             self._rewards.observe(segments)
             rollout.reward[:] = self._rewards.scaled(rollout.reward)
+        elif not self.vector.in_group:
+            self._reward_factor.decide(rollout.reward)
+            rollout.reward *= np.float32(self._reward_factor.factor)
         rollout.progress, self._learning_rate = progress, config.learning_rate_at(progress)
         self._iterations += 1
         self._epoch, self._last_epoch = 0, config.value_passes + config.epochs
         self._reusable = config.reuse_epochs
         config.prepare(rollout)
         self._begin_pass(rollout)
+
+    @property
+    def _chosen_reward_scale(self) -> float | None:
+        return self._reward_factor.chosen
+
+    @_chosen_reward_scale.setter
+    def _chosen_reward_scale(self, factor: float | None) -> None:
+        self._reward_factor.chosen = factor
 
     def _rollout_of(self, streams: int, length: int) -> Rollout:
         if self._rollout is None or self._rollout.shape != (streams, length):
@@ -237,7 +251,7 @@ class OnPolicyUpdate(Stateful):
     @torch.no_grad()
     def metrics(self) -> Mapping[str, float]:
         """Learning rate and scalars of the last gradient step; waits for the device."""
-        values = {"train/learning_rate": self._learning_rate}
+        values = {"train/learning_rate": self._learning_rate, **self._reward_factor.metrics()}
         if self._rollout is not None and self._batch is not None:
             values |= self.config.metrics(self._rollout, self._batch)
         norm = self.nets.grad_norm

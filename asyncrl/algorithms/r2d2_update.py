@@ -13,6 +13,7 @@ from torch import Tensor
 from asyncrl.algorithms.normalization import ObservationStatistics
 from asyncrl.algorithms.q_learning import QLearning, QLoss
 from asyncrl.algorithms.q_learning_update import QLearningUpdate
+from asyncrl.algorithms.reward_factor import RewardFactor
 from asyncrl.algorithms.sequence_pass import SequencePass, SequenceRows, module_of, outputs_without_memory
 from asyncrl.algorithms.value_bounds import ValueBounds
 from asyncrl.interfaces import EnvSpec, SequenceBatch, SequenceShape
@@ -46,7 +47,7 @@ class R2D2Update(QLearningUpdate):
             self._shape,
             self.spec,
             self.device,
-            reward_scale=self.config.reward_scale,
+            reward_scale=self.reward_scale,
             bounds=self.bounds,
             statistics=self.statistics,
         )
@@ -85,18 +86,18 @@ class StagedSequences(SequenceRows):
         shape: SequenceShape,
         spec: EnvSpec,
         device: torch.device,
-        reward_scale: float,
+        reward_scale: RewardFactor,
         bounds: ValueBounds,
         statistics: ObservationStatistics | None,
     ) -> None:
         super().__init__(size, shape, spec, device, statistics)
-        self._reward_scale, self._bounds = np.float32(reward_scale), bounds
+        self._reward_scale, self._bounds = reward_scale, bounds
         self._returned = np.empty(size, np.float32)
 
     def stage(self, batch: SequenceBatch) -> None:
         """Copy the batch; no reference to it is kept."""
         super().stage(batch)
-        reward = (batch.reward * self._reward_scale).reshape(-1)
+        reward = self._reward_scale.scaled(batch.reward).reshape(-1)
         self._bounds.extend(reward, batch.discount.reshape(-1))
         self.low, self.high = self._on_device(self._bounds.values)
         self.reward, self.discount = self._column(reward), self._column(batch.discount)

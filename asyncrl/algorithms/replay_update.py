@@ -15,6 +15,7 @@ from asyncrl.acting.layouts import NetworkLayout
 from asyncrl.algorithms.normalization import DatasetStatistics, ObservationStatistics
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.offline import Offline
+from asyncrl.algorithms.reward_factor import RewardFactor
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.algorithms.value_bounds import ValueBounds
 from asyncrl.interfaces import RESET, Batch, EnvSpec, SequenceBatch, UpdateResult
@@ -40,7 +41,8 @@ class ReplayUpdate(Stateful, ABC):
 
     Attributes:
         spec: the environment with stacked observations.
-        reward_scale: factor on rewards.
+        reward_scale: factor on rewards, given or decided by the first rewards. In a group it stays 1 if none is given,
+            because learners that share gradients need the same one.
         precision: context that sets the precision of matrix products.
         bounds: bounds of action values without an entropy bonus.
         statistics: observation statistics; None without normalisation.
@@ -49,7 +51,7 @@ class ReplayUpdate(Stateful, ABC):
             update of 64x64 networks on 128 items is a tenth faster in this mode.
     """
 
-    STATE: tuple[str, ...] = ("bounds", "statistics", "_updates")
+    STATE: tuple[str, ...] = ("bounds", "statistics", "_updates", "_chosen_reward_scale")
     vector: FlatVector
     kernels = False
     _scaling: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
@@ -64,7 +66,7 @@ class ReplayUpdate(Stateful, ABC):
         self._published, self.weight_count = published, published.weight_count
         self.precision = MatmulPrecision(config.matmul_precision, self.device)
         self.bounds, self._updates, self._progress = ValueBounds(), 0, 0.0
-        self.reward_scale = config.reward_scale
+        self.reward_scale = RewardFactor(config.given_reward_scale)
         self._as_graph = config.uses_graph(config.cuda_graph)
         self._graphs = Graphs(self.device)
         kind = DatasetStatistics if config.update_loop == "dataset" else ObservationStatistics
@@ -108,6 +110,8 @@ class ReplayUpdate(Stateful, ABC):
                 self._buffers = self._make_buffers(self._staged(batch.size))
                 self._graphs.clear()
         buffers = self._buffers
+        if not self.vector.in_group:
+            self.reward_scale.decide(batch.reward, self.config.n_step)
         with torch.inference_mode() if self.kernels else torch.no_grad():
             buffers.stage(batch)
             self._progress = batch.progress
@@ -115,6 +119,14 @@ class ReplayUpdate(Stateful, ABC):
             priorities = self._update(buffers)
             self._updates += 1
             return UpdateResult(None if priorities is None else buffers.batch.on_host(priorities))
+
+    @property
+    def _chosen_reward_scale(self) -> float | None:
+        return self.reward_scale.chosen
+
+    @_chosen_reward_scale.setter
+    def _chosen_reward_scale(self, factor: float | None) -> None:
+        self.reward_scale.chosen = factor
 
     def _run(self, function: Callable[[], None], variant: Hashable = None) -> None:
         """Run the part of an update that needs the device only; on a GPU as a CUDA graph, if `cuda_graph` allows it.
@@ -164,7 +176,8 @@ class ReplayUpdate(Stateful, ABC):
         """Loss, learning rate, action values and gradient norm (before clipping) of the last update.
 
         `train/q_mean` is the mean action value and `train/q_max` the largest absolute one, over all critics.
-        `train/value_low` and `train/value_high` are the bounds of `value_bounds`. Waits for the device. Before the
+        `train/value_low` and `train/value_high` are the bounds of `value_bounds`. `train/reward_scale` is the factor on
+        rewards where the first rewards decided one other than 1. Waits for the device. Before the
         first update, only the learning rate.
         """
         rate = self.config.learning_rate_at(max(self._updates - 1, 0), self._progress)
@@ -173,6 +186,7 @@ class ReplayUpdate(Stateful, ABC):
             return {"train/learning_rate": rate}
         loss, q, norm = last
         values = {"train/learning_rate": rate, "train/loss": loss, "train/grad_norm": norm}
+        values |= self.reward_scale.metrics()
         if q is None:
             return values
         extremes = {"train/q_mean": float(q.mean()), "train/q_max": float(q.abs().max())}
@@ -187,7 +201,7 @@ class ReplayUpdate(Stateful, ABC):
         """
         last = self._last_update()
         found = None if last is None or last[1] is None else self._of_actions(last[1], action)
-        return None if found is None else (found.float() / self.config.reward_scale).cpu().numpy()
+        return None if found is None else (found.float() / self.reward_scale.factor).cpu().numpy()
 
     def _of_actions(self, q: Tensor, action: NDArray[Any]) -> Tensor | None:
         """Values `[B]` of `_last_update`, mean over critics; None of an algorithm whose values are of other rows."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from asyncrl.acting.network import NetworkInputs
 from asyncrl.algorithms.normalization import ObservationStatistics
+from asyncrl.algorithms.reward_factor import RewardFactor
 from asyncrl.algorithms.value_bounds import ValueBounds
 from asyncrl.envs.observations import mask_reader
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
@@ -32,7 +33,7 @@ class StagedBatch:
         device: device of the tensors.
         scaling: for real-valued actions, centre and half range, `[d]` each: actions are staged as
             (action - centre) / half range, and as 0 where the range is empty.
-        reward_scale: factor on the rewards.
+        reward_scale: factor on the rewards; None is 1.
         bounds: bounds of bootstrapped values, extended by every batch; None without clipping.
         statistics: observation statistics, updated by every batch; None without normalisation.
 
@@ -53,7 +54,7 @@ class StagedBatch:
         spec: EnvSpec,
         device: torch.device,
         scaling: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
-        reward_scale: float = 1.0,
+        reward_scale: RewardFactor | None = None,
         bounds: ValueBounds | None = None,
         statistics: ObservationStatistics | None = None,
     ) -> None:
@@ -78,7 +79,7 @@ class StagedBatch:
         self._obs, self._next_obs = rows[:size], rows[size:]
         self.reward, self.discount, self.weight = self.columns
         self.low, self.high = self.limits
-        self._reward_scale = np.float32(reward_scale)
+        self._reward_scale = reward_scale or RewardFactor(1.0)
         self._inputs, self._mask = NetworkInputs(spec), mask_reader(spec)
         self.next_mask: Tensor | None = None
         if self._mask is not None and isinstance(spec.action, DiscreteAction):
@@ -95,7 +96,7 @@ class StagedBatch:
         if batch.source is None:
             self._stage_observations(batch.obs, batch.next_obs)
         reward, discount, weight = self._columns
-        np.multiply(batch.reward, self._reward_scale, out=reward)
+        np.multiply(batch.reward, np.float32(self._reward_scale.factor), out=reward)
         np.copyto(discount, batch.discount)
         np.divide(batch.weight, self.size, out=weight)
         if self.bounds is not None:

@@ -100,7 +100,7 @@ class ValueDecompositionUpdate(ReplayUpdate):
         options: dict[str, Any] = {
             "spec": self.spec,
             "device": self.device,
-            "reward_scale": self.config.reward_scale,
+            "reward_scale": self.reward_scale,
             "bounds": self.bounds,
             "statistics": self.statistics,
             "state_values": self.state_values,

@@ -115,6 +115,11 @@ class FlatVector:
         self.on_step: Callable[[float, bool], bool] | None = None
         self.on_moments: Callable[[Moments], tuple[Moments, bool]] | None = None
 
+    @property
+    def in_group(self) -> bool:
+        """Whether groups synchronise this learner."""
+        return self.on_update is not None or self.on_step is not None
+
     def begin_update(self) -> None:
         """Call `on_update`; to be called before the forward pass of an update."""
         if self.on_update is not None:

@@ -353,7 +353,7 @@ def test_returns_of_the_dataset_span_a_thousand() -> None:
     np.testing.assert_allclose(core._buffers.batch.reward[:, 0], batch.reward * 1000 / 6, rtol=1e-5)
     off = IQL(**SMALL, normalize_rewards=False).make_updater(SPEC, "cpu", 0)
     off.observe_dataset(np.zeros((9, 4), np.float32), reward, flags)
-    assert off.reward_scale == 1.0
+    assert off.reward_scale.factor == 1.0
 
 
 @pytest.mark.parametrize("record", [TD3BC, IQL])
