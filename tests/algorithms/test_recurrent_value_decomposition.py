@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from asyncrl import QMIX, VDN, Trainer, load
 from asyncrl.algorithms.joint_staging import JointSequenceStage
+from asyncrl.algorithms.reward_factor import RewardFactor
 from asyncrl.algorithms.value_bounds import ValueBounds
 from asyncrl.interfaces import Agent, DiscreteAction, EnvSpec, JointSequenceBatch, Leaf, SequenceShape
 from asyncrl.networks.module import ModuleGradient
@@ -216,7 +217,9 @@ def test_team_columns_by_hand() -> None:
     spec = replace(SPEC, agents=SPEC.agents[:2], state_values=1)
     shape = SequenceShape(0, 4, 1, 2, 0.5)
     bounds = ValueBounds()
-    stage = JointSequenceStage(1, shape, spec, torch.device("cpu"), 2.0, bounds, None, state_values=1)
+    stage = JointSequenceStage(
+        1, shape, spec, torch.device("cpu"), RewardFactor(2.0), bounds, None, state_values=1
+    )
     fields = VDN(recurrent="gru", recurrent_size=3).extra_fields(spec)
     batch = JointSequenceBatch.allocate(1, shape, spec, fields, 1)
     batch.obs[:] = np.arange(48).reshape(batch.obs.shape)
@@ -246,7 +249,7 @@ def test_team_columns_by_hand() -> None:
     ]
     assert stage.by_item(stage.action).tolist() == [[0, 2], [1, 1], [2, 0], [0, 1]]
     assert (stage.low.item(), stage.high.item()) == (0.0, np.float32(16 / 0.75))
-    plain = JointSequenceStage(1, shape, spec, torch.device("cpu"), 2.0, bounds, None)
+    plain = JointSequenceStage(1, shape, spec, torch.device("cpu"), RewardFactor(2.0), bounds, None)
     plain.stage(batch)
     obs = batch.obs[0]
     assert plain.state.tolist() == [np.concatenate([obs[0, t], obs[1, t]]).tolist() for t in range(4)]

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.algorithms.segment_rig import batch_of
-from tests.algorithms.test_value_decomposition import random_batch
 
 from asyncrl import A2C, C51, DQN, PPO, SAC, TD3, VDN, Rainbow
 from asyncrl.algorithms.reward_factor import RewardFactor
 from asyncrl.interfaces import Agent, Batch, BoxAction, DiscreteAction, EnvSpec
+from tests.algorithms.segment_rig import batch_of
+from tests.algorithms.test_value_decomposition import random_batch
 
 LINE = EnvSpec("line", (3,), "float32", DiscreteAction(4))
 BOX = EnvSpec("box", (3,), "float32", BoxAction((-1.0,), (1.0,), (1,)))

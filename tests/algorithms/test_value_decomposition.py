@@ -18,6 +18,7 @@ from torch import nn
 from asyncrl import QMIX, VDN, Trainer
 from asyncrl.algorithms.joint_staging import JointStage
 from asyncrl.algorithms.mixers import MonotoneMixer, SumMixer
+from asyncrl.algorithms.reward_factor import RewardFactor
 from asyncrl.algorithms.value_bounds import ValueBounds
 from asyncrl.algorithms.value_decomposition import team_loss
 from asyncrl.errors import SpacesDoNotFit
@@ -125,7 +126,7 @@ def test_loss_by_hand() -> None:
 
 def test_team_columns_by_hand() -> None:
     """Waiting agents count for nothing; the discount is that of the environment's steps, and 0 once nobody goes on."""
-    stage = JointStage(4, SPEC, torch.device("cpu"), 2.0, ValueBounds(), None)
+    stage = JointStage(4, SPEC, torch.device("cpu"), RewardFactor(2.0), ValueBounds(), None)
     batch = JointBatch.allocate(4, SPEC)
     batch.obs[:], batch.next_obs[:] = np.arange(48).reshape(4, 3, 4), -np.arange(48).reshape(4, 3, 4)
     batch.action[:] = np.arange(12).reshape(4, 3) % 3
@@ -208,7 +209,7 @@ def slow_loss(config: Any, online: Twin, target: Twin, batch: JointBatch) -> tor
             chooser = online if config.double else target
             best.append(target.q(next_obs[a])[chooser.q(next_obs[a]).argmax()] if goes_on else nothing)
         discounts = [d for d in batch.discount[i].tolist() if d > 0]
-        y = float(batch.reward[i].astype(np.float64).sum()) * config.reward_scale
+        y = float(batch.reward[i].astype(np.float64).sum()) * (config.reward_scale or 1.0)
         if discounts:
             y += min(discounts) * target.mix(best, next_obs.reshape(-1)).item()
         error = online.mix(taken, obs.reshape(-1)) - y
@@ -297,7 +298,7 @@ def regress(record: Any, payoff: Any, updates: int, **options: Any) -> np.ndarra
     return np.asarray(core.joint_values(batch.obs, joint).reshape(payoff.shape))
 
 
-RATES: dict[str, Any] = {"learning_rate": lambda progress: 5e-3 * (1.001 - progress)}
+RATES: dict[str, Any] = {"reward_scale": 1.0, "learning_rate": lambda progress: 5e-3 * (1.001 - progress)}
 CLIMBING = ((11.0, -30.0, 0.0), (-30.0, 7.0, 6.0), (0.0, 0.0, 5.0))
 PENALTY = ((-100.0, 0.0, 10.0), (0.0, 2.0, 0.0), (10.0, 0.0, -100.0))
 NOT_MONOTONE = ((8.0, -12.0, -12.0), (-12.0, 0.0, 0.0), (-12.0, 0.0, 0.0))
