@@ -120,11 +120,11 @@ class OnPolicyUpdate(Stateful):
         self._begin_pass(rollout)
 
     @property
-    def _chosen_reward_scale(self) -> float | None:
+    def _chosen_reward_scale(self) -> float:
         return self._reward_factor.chosen
 
     @_chosen_reward_scale.setter
-    def _chosen_reward_scale(self, factor: float | None) -> None:
+    def _chosen_reward_scale(self, factor: float) -> None:
         self._reward_factor.chosen = factor
 
     def _rollout_of(self, streams: int, length: int) -> Rollout:
@@ -277,8 +277,9 @@ class OnPolicyUpdate(Stateful):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Stateful`."""
-        super().load_state_dict({name: value for name, value in state.items() if name != "rollout"})
+        """See `Stateful`; a state from before rewards could decide their factor has none."""
+        own = {name: value for name, value in state.items() if name != "rollout"}
+        super().load_state_dict({"chosen_reward_scale": 0.0, **own})
         if "rollout" not in state:
             return
         rollout = self._rollout_of(*state["rollout"]["shape"])

@@ -121,12 +121,16 @@ class ReplayUpdate(Stateful, ABC):
             return UpdateResult(None if priorities is None else buffers.batch.on_host(priorities))
 
     @property
-    def _chosen_reward_scale(self) -> float | None:
+    def _chosen_reward_scale(self) -> float:
         return self.reward_scale.chosen
 
     @_chosen_reward_scale.setter
-    def _chosen_reward_scale(self, factor: float | None) -> None:
+    def _chosen_reward_scale(self, factor: float) -> None:
         self.reward_scale.chosen = factor
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Stateful`; a state from before rewards could decide their factor has none."""
+        super().load_state_dict({"chosen_reward_scale": 0.0, **state})
 
     def _run(self, function: Callable[[], None], variant: Hashable = None) -> None:
         """Run the part of an update that needs the device only; on a GPU as a CUDA graph, if `cuda_graph` allows it.

@@ -36,14 +36,14 @@ class RewardFactor:
         self.decided = self._given = given is not None
 
     @property
-    def chosen(self) -> float | None:
-        """Factor that the rewards decided, None without one; with it another object continues."""
-        return self.factor if self.decided and not self._given else None
+    def chosen(self) -> float:
+        """Factor that the rewards decided, 0 without one; another object continues with it."""
+        return self.factor if self.decided and not self._given else 0.0
 
     @chosen.setter
-    def chosen(self, factor: float | None) -> None:
-        if factor is not None:
-            self.factor, self.decided = factor, True
+    def chosen(self, factor: float) -> None:
+        if not self._given:
+            self.factor, self.decided = factor or 1.0, factor > 0
 
     def decide(self, reward: NDArray[np.float32], steps: int = 1) -> None:
         """Choose the factor by a batch, unless it is decided, all rewards are 0, or one is not finite.
@@ -68,4 +68,4 @@ class RewardFactor:
 
     def metrics(self) -> dict[str, float]:
         """`train/reward_scale`, if the rewards decided a factor other than 1."""
-        return {} if self.chosen in (None, 1.0) else {"train/reward_scale": self.factor}
+        return {} if self.chosen in (0.0, 1.0) else {"train/reward_scale": self.factor}

@@ -56,7 +56,17 @@ def test_critics_see_both_pairs_at_once_and_learn_from_the_first() -> None:
 
 def test_there_are_no_targets() -> None:
     assert set(core_of().state_dict()) == {
-        *("policy", "critics", "log_alpha", "optimizers", "generator", "updates", "last_actor_loss", "bounds")
+        *(
+            "policy",
+            "critics",
+            "log_alpha",
+            "optimizers",
+            "generator",
+            "updates",
+            "last_actor_loss",
+            "bounds",
+        ),
+        "chosen_reward_scale",
     }
 
 
