@@ -43,7 +43,8 @@
     ├── StopTakesLong                 ASYNC045
     ├── OptionNotKept                 ASYNC046
     ├── TextLeftOut                   ASYNC047
-    └── ScheduleWithoutSteps          ASYNC048
+    ├── ScheduleWithoutSteps          ASYNC048
+    └── ObservationsOfUnusualSize     ASYNC049
 
 A wrong argument is a plain `ValueError` or `TypeError`: `num_slots must be a power of two, got 12`.
 """
@@ -369,6 +370,10 @@ class TextLeftOut(AsyncRLWarning):
 
 class ScheduleWithoutSteps(AsyncRLWarning):
     """ASYNC048: a schedule is one over `total_steps`, which the run does not have, so its value never changes."""
+
+
+class ObservationsOfUnusualSize(AsyncRLWarning):
+    """ASYNC049: values of the first observations are in the hundreds, or all below a hundredth: little is learned."""
 
 
 @contextlib.contextmanager

@@ -104,6 +104,8 @@ class OnPolicyUpdate(Stateful):
         config, first = self.config, segments[0]
         rollout = self._rollout_of(len(segments) * first.num_envs, first.num_rows)
         rollout.stage(segments)
+        if self._iterations == 0:
+            self.nets.warn_of_sizes(first.obs)
         for segment in (s for s in segments if s.fresh):
             self.nets.observe(segment.obs, segment.flags)
         if config.normalize_rewards:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.acting.layouts import NetworkLayout
-from asyncrl.algorithms.normalization import DatasetStatistics, ObservationStatistics
+from asyncrl.acting.network import NetworkInputs
+from asyncrl.algorithms.normalization import DatasetStatistics, ObservationStatistics, warn_of_sizes
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.offline import Offline
 from asyncrl.algorithms.reward_factor import RewardFactor
@@ -110,6 +112,8 @@ class ReplayUpdate(Stateful, ABC):
                 self._buffers = self._make_buffers(self._staged(batch.size))
                 self._graphs.clear()
         buffers = self._buffers
+        if self._updates == 0 and self.statistics is None and getattr(batch, "source", None) is None:
+            self._warn_of_sizes(batch.obs)
         if not self.vector.in_group:
             self.reward_scale.decide(batch.reward, self.config.n_step)
         with torch.inference_mode() if self.kernels else torch.no_grad():
@@ -119,6 +123,13 @@ class ReplayUpdate(Stateful, ABC):
             priorities = self._update(buffers)
             self._updates += 1
             return UpdateResult(None if priorities is None else buffers.batch.on_host(priorities))
+
+    def _warn_of_sizes(self, obs: NDArray[Any]) -> None:
+        """Warn if observations `[..., *obs_shape]` of the first batch are of an unusual size."""
+        inputs, shape = NetworkInputs(self.spec), self.spec.observation_shape
+        if not inputs.bytes:
+            rows = math.prod(obs.shape[: obs.ndim - len(shape)])
+            warn_of_sizes(inputs.rows(obs, np.empty((rows, self.spec.observation_values), np.float32)))
 
     @property
     def _chosen_reward_scale(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from asyncrl.acting.layouts import NetworkLayout
 from asyncrl.acting.network import NetworkInputs
-from asyncrl.algorithms.normalization import PublishedMoments, RunningMoments
+from asyncrl.algorithms.normalization import PublishedMoments, RunningMoments, warn_of_sizes
 from asyncrl.envs.observations import mask_reader
 from asyncrl.interfaces import UNTRAINED, EnvSpec
 from asyncrl.networks.flat_vector import FlatVector, Moments
@@ -137,6 +138,12 @@ class SegmentNetworks(Stateful):
         if self.layout.normalized:
             rows = obs[(flags & UNTRAINED) == 0]
             self._noted.add(self._inputs.rows(rows, np.empty((len(rows), self.layout.inputs), np.float32)))
+
+    def warn_of_sizes(self, obs: NDArray[Any]) -> None:
+        """Warn if observations `[E, T, *obs_shape]` are of an unusual size, unless they are normalised or bytes."""
+        if not self.layout.normalized and not self._inputs.bytes:
+            rows = np.empty((math.prod(obs.shape[:2]), self.layout.inputs), np.float32)
+            warn_of_sizes(self._inputs.rows(obs, rows))
 
     def move_statistics(self) -> None:
         """Add the observations collected by `observe` to the statistics."""
