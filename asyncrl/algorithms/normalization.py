@@ -17,37 +17,25 @@ from numpy.typing import NDArray
 
 from asyncrl.acting.layouts import NetworkLayout
 from asyncrl.acting.network import OBSERVATION_CLIP, NetworkInputs
+from asyncrl.envs.observations import unusual_size
 from asyncrl.errors import ObservationsOfUnusualSize
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, UNTRAINED, EnvSpec, Segment
 from asyncrl.saved_state import Stateful
 
 REWARD_CLIP = 10.0
 """Bound on the absolute value of scaled rewards."""
-SMALL, LARGE = 0.01, 100.0
-"""Root mean square of whole observations, and of one value of them, beyond which little is learned."""
 
 
 def warn_of_sizes(inputs: NDArray[Any]) -> None:
     """Warn (ASYNC049) if the inputs `[R, inputs]` of a network are of an unusual size."""
-    if not inputs.size:
-        return
-    with np.errstate(over="ignore", invalid="ignore"):
-        squares = np.square(inputs.astype(np.float64)).mean(axis=0)
-    largest, whole = int(squares.argmax()), float(np.sqrt(squares.sum()))
-    if squares[largest] > LARGE**2:
-        place = f"value {largest} of {len(squares)} has" if len(squares) > 1 else "they have"
-        found = f"large: {place} a root mean square of {np.sqrt(squares[largest]):.2g}"
-    elif 0.0 < whole < SMALL:
-        found = f"small: the root mean square of their length is {whole:.1g}"
-    else:
-        return
-    warnings.warn(
-        ObservationsOfUnusualSize(
-            f"[ASYNC049] the first observations are {found}, and little is learned from values far from 1; set "
-            "normalize_observations, or scale them in a wrapper"
-        ),
-        stacklevel=2,
-    )
+    if inputs.size and (found := unusual_size(np.square(inputs.astype(np.float64)).mean(axis=0))):
+        warnings.warn(
+            ObservationsOfUnusualSize(
+                f"[ASYNC049] the first observations are {found}, and little is learned from values far from 1; set "
+                "normalize_observations, or scale them in a wrapper"
+            ),
+            stacklevel=2,
+        )
 
 
 class RunningMoments(Stateful):

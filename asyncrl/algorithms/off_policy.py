@@ -53,7 +53,7 @@ class OffPolicy(Hyperparameters):
 
     reward_scale: Positive | None = None
     """Factor on rewards; action values, supports and entropies are in scaled units. None: 1, or where the first rewards
-    have a mean size below 0.003 or from 10 on, the power of ten that brings it near 1 (1 in a group of learners)."""
+    have a mean size below 0.01 or from 10 on, the power of ten that brings it near 1 (1 in a group of learners)."""
 
     n_step: Annotated[int, Range(at_least=1, at_most=LONGEST_N_STEP)] = 1
     """Steps of the n-step return."""

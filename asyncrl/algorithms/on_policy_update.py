@@ -105,7 +105,7 @@ class OnPolicyUpdate(Stateful):
         rollout = self._rollout_of(len(segments) * first.num_envs, first.num_rows)
         rollout.stage(segments)
         if self._iterations == 0:
-            self.nets.warn_of_sizes(first.obs)
+            self.nets.warn_of_sizes(first.obs, first.flags)
         for segment in (s for s in segments if s.fresh):
             self.nets.observe(segment.obs, segment.flags)
         if config.normalize_rewards:

@@ -63,7 +63,8 @@ class SegmentLearning(Hyperparameters):
     bytes from 0 to 255 that are no image or grid."""
 
     normalize_rewards: bool = False
-    """Divide rewards by the running standard deviation of the discounted return, and clip them to +-10."""
+    """Divide rewards by the running standard deviation of the discounted return, and clip them to +-10. Off, rewards
+    whose first mean size is below 0.01 or from 10 on are scaled once, by the power of ten that brings it near 1."""
 
     hidden_sizes: Widths = (64, 64)
     """Widths of the policy's hidden layers."""

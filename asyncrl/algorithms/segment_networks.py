@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -136,14 +135,16 @@ class SegmentNetworks(Stateful):
     def observe(self, obs: NDArray[Any], flags: NDArray[np.uint8]) -> None:
         """Collect the observations `[..., *obs_shape]` of trained rows; no effect without normalisation."""
         if self.layout.normalized:
-            rows = obs[(flags & UNTRAINED) == 0]
-            self._noted.add(self._inputs.rows(rows, np.empty((len(rows), self.layout.inputs), np.float32)))
+            self._noted.add(self._trained_inputs(obs, flags))
 
-    def warn_of_sizes(self, obs: NDArray[Any]) -> None:
-        """Warn if observations `[E, T, *obs_shape]` are of an unusual size, unless they are normalised or bytes."""
+    def _trained_inputs(self, obs: NDArray[Any], flags: NDArray[np.uint8]) -> NDArray[Any]:
+        rows = obs[(flags & UNTRAINED) == 0]
+        return self._inputs.rows(rows, np.empty((len(rows), self.layout.inputs), np.float32))
+
+    def warn_of_sizes(self, obs: NDArray[Any], flags: NDArray[np.uint8]) -> None:
+        """Warn if the observations of trained rows are of an unusual size, unless they are normalised or bytes."""
         if not self.layout.normalized and not self._inputs.bytes:
-            rows = np.empty((math.prod(obs.shape[:2]), self.layout.inputs), np.float32)
-            warn_of_sizes(self._inputs.rows(obs, rows))
+            warn_of_sizes(self._trained_inputs(obs, flags))
 
     def move_statistics(self) -> None:
         """Add the observations collected by `observe` to the statistics."""

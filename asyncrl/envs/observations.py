@@ -33,6 +33,9 @@ Nothing but the size tells them apart, as MiniGrid declares 0 to 255 for its cel
 cells a side; the smallest images in use, those of MNIST, 28 pixels.
 """
 
+LARGE_VALUE, SMALL_OBSERVATION = 100.0, 0.01
+"""Root mean square of one value of observations, and of their length, beyond which little is learned."""
+
 
 def space_class(space: Any) -> str:
     """Name of the class of `SPACES` that a space is of or derives from, or of its own class."""
@@ -476,3 +479,18 @@ def agent_views(agents: Sequence[Agent], leaves: Sequence[Leaf]) -> dict[str, Ag
         agent.name: AgentView(agent, n if (AGENT_KEY,) in sizes else None, values, sizes.get((MASK_KEY,)))
         for n, agent in enumerate(agents)
     }
+
+
+def unusual_size(squares: NDArray[np.float64]) -> str:
+    """Words about observations of a size from which little is learned, "" about others.
+
+    Args:
+        squares: mean squares `[values]` of the values of an observation.
+    """
+    largest, whole = int(squares.argmax()), float(np.sqrt(squares.sum()))
+    if squares[largest] > LARGE_VALUE**2:
+        place = f"value {largest} of {squares.size} has" if squares.size > 1 else "they have"
+        return f"large: {place} a root mean square of {np.sqrt(squares[largest]):.2g}"
+    if 0.0 < whole < SMALL_OBSERVATION:
+        return f"small: the root mean square of their length is {whole:.1g}"
+    return ""

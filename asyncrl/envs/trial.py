@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.envs import checks as env_checks
-from asyncrl.envs.observations import unread_text
+from asyncrl.envs.observations import unread_text, unusual_size
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import environment_calls
 from asyncrl.interfaces import EnvSpec
@@ -111,6 +111,7 @@ class _Walk:
         self.lengths: list[float] = []
         self.returns: list[float] = []
         self._seen: dict[str, None] = {}
+        self._squares, self._rows = np.zeros(math.prod(spec.observation_shape)), 0
 
     def go(self, obs: Any, seconds: float) -> None:
         """Step for `seconds` from the observation `obs` on; `self.seconds` sums the time of `step` only."""
@@ -145,6 +146,10 @@ class _Walk:
             self._seen["an observation has NaN or infinite values: a run ends there (ASYNC011)"] = None
         elif not env_checks.observations_fit(self.env, obs):
             self._seen["an observation lies outside of observation_space"] = None
+        elif np.asarray(obs).dtype.kind == "f":
+            rows = np.reshape(obs, (-1, self._squares.size)).astype(np.float64)
+            self._squares += np.square(rows).sum(axis=0)
+            self._rows += len(rows)
 
     def problems(self) -> list[str]:
         """Return sentences about the problems."""
@@ -156,6 +161,8 @@ class _Walk:
             found.append(
                 f"rewards reach from {self.low:g} to {self.high:g}: scale them (reward_scale, a wrapper)"
             )
+        if self._rows and (size := unusual_size(self._squares / self._rows)):
+            found.append(f"observations are {size}: set normalize_observations, or scale them (ASYNC049)")
         if self.spec.max_episode_steps is None and not self.lengths:
             steps = f"{self.steps:,} step{'s' * (self.steps != 1)}"
             found.append(f"no episode ended within {steps}, and there is no time limit")

@@ -15,6 +15,8 @@ from asyncrl.algorithms.value_bounds import FIRST_VERDICT, ValueBounds, ValueWat
 from asyncrl.errors import ActionValuesOutOfRange
 from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec
 
+pytestmark = pytest.mark.filterwarnings("ignore::asyncrl.errors.ObservationsOfUnusualSize")
+
 
 def bounds_of(*transitions: tuple[float, float]) -> list[float]:
     """(low, high) after transitions of (reward, discount)."""

@@ -85,6 +85,20 @@ def test_what_is_odd_is_said(fault: str, text: str) -> None:
     assert any(problem.startswith(text) for problem in problems(fault)), problems(fault)
 
 
+class Large(Odd):
+    """Observations of 1 and 500."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.array([1.0, 500.0], np.float32), *super().step(action)[1:]
+
+
+def test_observations_of_hundreds_are_said() -> None:
+    found = try_out(EnvSource.from_user(Large), 0.05).problems
+    assert [text[:45] for text in found] == ["observations are large: value 1 of 2 has a roo"[:45]], found
+
+
 def test_a_slow_environment_is_stepped_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     class Counting(Odd):
         steps = 0

@@ -431,7 +431,7 @@ class HugeReward(gymnasium.RewardWrapper):
 
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_divergence_ends_the_run_and_keeps_the_batch(tmp_path, prioritized):
-    algorithm = small(huber_delta=None, max_grad_norm=None, prioritized=prioritized)
+    algorithm = small(huber_delta=None, max_grad_norm=None, prioritized=prioritized, reward_scale=1.0)
     with pytest.raises(
         errors.TrainingDiverged, match=r"ASYNC022.*became NaN or infinite at update"
     ) as raised:

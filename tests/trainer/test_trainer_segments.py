@@ -211,8 +211,13 @@ def test_lockstep_batch_is_one_segment_of_each_actor():
 
 
 class HugeReward(gymnasium.RewardWrapper):
+    """Pays 1e38 from its 500th step on; the first rewards decide their scale."""
+
+    steps = 0
+
     def reward(self, reward):
-        return 1e38
+        self.steps += 1
+        return 1e38 if self.steps > 500 else reward
 
 
 def test_divergence_ends_the_run_and_keeps_the_batch(tmp_path):
