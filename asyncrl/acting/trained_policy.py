@@ -217,7 +217,7 @@ class TrainedPolicy:
         The arguments and the error are those of `predict`; not by agent.
         """
         self._refuse_other_keys(obs)
-        obs = rows_of(obs, self.spec) if self.spec.leaves else np.asarray(obs)
+        obs = rows_of(obs, self.spec) if self.spec.leaves else _numbers(obs)
         frames, shape, memory = self.policy.frame_stack, self.spec.observation_shape, memory_of(self.policy)
         stacks = self._keeps_stacks(state, episode_start)
         if frames > 1 and not stacks:
@@ -303,3 +303,14 @@ class TrainedPolicy:
 def _begins(episode_start: Any, rows: int) -> NDArray[np.bool_]:
     """`[rows]`, whether an episode begins, from the argument of `predict`."""
     return np.broadcast_to(np.asarray(False if episode_start is None else episode_start, np.bool_), rows)
+
+
+def _numbers(obs: Any) -> NDArray[Any]:
+    """`obs` as an array. Raises ValueError for rows of different shapes and for text."""
+    try:
+        array = np.asarray(obs)
+    except ValueError:  # NumPy's words do not say whose rows
+        raise ValueError("the rows of obs must have one shape, got rows of different shapes") from None
+    if array.dtype.kind in "US":
+        raise ValueError(f"obs must hold numbers, got text: {str(obs)[:40]!r}")
+    return array

@@ -197,6 +197,10 @@ def test_predict_takes_one_observation_or_a_batch() -> None:
         assert np.shape(single) == () and single == action and state is None
     with pytest.raises(ValueError, match=r"obs must have shape \(4,\) or \(B, 4\), got \(5,\)"):
         model.predict(np.zeros(5))
+    with pytest.raises(ValueError, match="rows of obs must have one shape, got rows of different shapes"):
+        model.predict([[0.1, 0.2, 0.3, 0.4], [1.0]])
+    with pytest.raises(ValueError, match="obs must hold numbers, got text: 'high'"):
+        model.predict("high")
     with pytest.raises(
         ValueError, match=r"got a pair as env.reset\(\) returns it: obs, info = env.reset\(\)"
     ):
