@@ -2,10 +2,11 @@
 
 The returns are those of the last policy over 100 greedy episodes, divided by the size again. The algorithms that learn
 from replay, and A2C and IMPALA with discrete actions, scale rewards of an unusual size by a power of ten, once
-(`algorithms/reward_factor.py`); PPO normalises rewards by their running deviation. `--peer` runs Stable-Baselines3's
-algorithms by their defaults, if that is installed.
+(`algorithms/reward_factor.py`); PPO normalises rewards by their running deviation. `--as-they-are` takes the rewards
+as they are (`reward_scale=1`). `--peer` runs Stable-Baselines3's algorithms by their defaults, if that is installed.
 
     python -m benchmarks.learning.reward_sizes
+    python -m benchmarks.learning.reward_sizes --as-they-are --only dqn,qrdqn,sac,td3,tqc,ddpg --seeds 1
     python -m benchmarks.learning.reward_sizes --seeds 1 --peer --only a2c,sac,td3
 """
 
@@ -46,11 +47,11 @@ def make(name: str, size: float) -> gymnasium.Env[Any, Any]:
     return gymnasium.wrappers.TransformReward(gymnasium.make(name), lambda reward: float(reward) * size)
 
 
-def ours(algo: str, size: float, seed: int) -> float:
-    """Final return of asyncrl's default record."""
+def ours(algo: str, size: float, seed: int, **options: Any) -> float:
+    """Final return of asyncrl's default record with these options."""
     name, steps = STEPS[algo]
     trainer = Trainer(
-        partial(make, name, size), ALGORITHMS[algo](), seed=seed, http="off", eval_episodes=EPISODES
+        partial(make, name, size), ALGORITHMS[algo](**options), seed=seed, http="off", eval_episodes=EPISODES
     )
     evaluation: dict[str, float] = trainer.learn(total_steps=steps, progress=False).summary["eval"]
     return evaluation["return_mean"] / size
@@ -79,9 +80,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default=",".join(STEPS), help="comma-separated algorithms")
     parser.add_argument("--peer", action="store_true", help="Stable-Baselines3 in place of asyncrl")
+    parser.add_argument("--as-they-are", action="store_true", help="rewards are not scaled")
     parsed = parser.parse_args()
-    report = Report("reward_sizes_peer" if parsed.peer else "reward_sizes")
-    run = theirs if parsed.peer else ours
+    variant = "_peer" if parsed.peer else "_as_they_are" if parsed.as_they_are else ""
+    report = Report("reward_sizes" + variant)
+    run = theirs if parsed.peer else partial(ours, reward_scale=1.0) if parsed.as_they_are else ours
     for algo in parsed.only.split(","):
         if parsed.peer and algo not in PEERS:
             continue
