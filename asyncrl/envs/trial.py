@@ -159,7 +159,8 @@ class _Walk:
             found.append(f"every reward was {self.high:g}: random actions do not show what is wanted")
         elif self.low < self.high and max(abs(self.low), abs(self.high)) > 500:
             found.append(
-                f"rewards reach from {self.low:g} to {self.high:g}: scale them (reward_scale, a wrapper)"
+                f"rewards reach from {self.low:g} to {self.high:g}: scaled by their mean size, but by C51 and Rainbow, "
+                "which want reward_scale"
             )
         if self._rows and (size := unusual_size(self._squares / self._rows)):
             found.append(f"observations are {size}: set normalize_observations, or scale them (ASYNC049)")
