@@ -114,7 +114,7 @@ class ReplayUpdate(Stateful, ABC):
         buffers = self._buffers
         if self._updates == 0 and self.statistics is None and getattr(batch, "source", None) is None:
             self._warn_of_sizes(batch.obs)
-        if not self.vector.in_group:
+        if not self.reward_scale.decided and not self.vector.in_group:
             self.reward_scale.decide(batch.reward, self.config.n_step)
         with torch.inference_mode() if self.kernels else torch.no_grad():
             buffers.stage(batch)
