@@ -111,8 +111,9 @@ class OnPolicyUpdate(Stateful):
         if config.normalize_rewards:
             self._rewards.observe(segments)
             rollout.reward[:] = self._rewards.scaled(rollout.reward)
-        elif not self.vector.in_group:
-            self._reward_factor.decide(rollout.reward[rollout.weight > 0])
+        else:
+            if not self._reward_factor.decided and not self.vector.in_group:
+                self._reward_factor.decide(rollout.reward[rollout.weight > 0])
             rollout.reward *= np.float32(self._reward_factor.factor)
         rollout.progress, self._learning_rate = progress, config.learning_rate_at(progress)
         self._iterations += 1

@@ -192,8 +192,8 @@ class ReplayUpdate(Stateful, ABC):
 
         `train/q_mean` is the mean action value and `train/q_max` the largest absolute one, over all critics.
         `train/value_low` and `train/value_high` are the bounds of `value_bounds`. `train/reward_scale` is the factor on
-        rewards where the first rewards decided one other than 1. Waits for the device. Before the
-        first update, only the learning rate.
+        rewards where the first rewards decided one other than 1. Waits for the device. Before the first update, only
+        the learning rate.
         """
         rate = self.config.learning_rate_at(max(self._updates - 1, 0), self._progress)
         last = self._last_update()

@@ -1,7 +1,7 @@
 """Factor on the rewards that a learner trains on, given by the user or decided by the first rewards.
 
-A learning rate fits values of some size: with rewards of 1,000 a network needs a thousand times the updates to reach
-its values, and with rewards of 0.001 the entropy of SAC drowns them. So where the user gives no factor, the first
+A learning rate fits values of some size: with rewards of 1,000 a network does not reach its values in time, and with
+rewards of 0.001 the entropy of SAC drowns them. So where the user gives no factor, the first
 rewards decide one, once: 1 if their mean size per step lies between `SMALLEST` and `LARGEST`, as in most environments
 by which the defaults were chosen, else the power of ten that brings it nearest to 1. It depends on rewards alone, so
 runs in lockstep repeat it (benchmarks/learning/reward_sizes.py: what it is worth).

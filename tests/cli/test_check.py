@@ -96,7 +96,7 @@ class Large(Odd):
 
 def test_observations_of_hundreds_are_said() -> None:
     found = try_out(EnvSource.from_user(Large), 0.05).problems
-    assert [text[:45] for text in found] == ["observations are large: value 1 of 2 has a roo"[:45]], found
+    assert len(found) == 1 and found[0].startswith("observations are large: value 1 of 2 has"), found
 
 
 def test_a_slow_environment_is_stepped_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
