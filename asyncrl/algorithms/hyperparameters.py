@@ -100,7 +100,8 @@ class Hyperparameters(metaclass=Answering):
         check_options(self, keep=("network",) if callable(self.network) else ())
         if callable(self.learning_rate) and self.learning_rate_schedule not in (None, "constant"):
             raise ValueError(
-                "learning_rate_schedule must be constant where learning_rate is a function, got linear"
+                "learning_rate_schedule must be constant where learning_rate is a function, got "
+                f"{self.learning_rate_schedule}"
             )
         self._require_servable()
 

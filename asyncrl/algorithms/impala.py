@@ -131,9 +131,9 @@ class IMPALA(OnPolicy):
     """Lambda of the value targets and advantages: 0 is one step, 1 the rest of the segment; none: 1 (real-valued
     actions 0.95)."""
 
-    learning_rate_schedule: Literal["constant", "linear"] | None = None  # type: ignore[assignment]
-    """Schedule of the learning rate: constant, or linear to 0 at the end of the run's steps; none: constant (linear for
-    real-valued actions where `total_steps` is given)."""
+    learning_rate_schedule: Literal["constant", "cooldown", "linear"] | None = None  # type: ignore[assignment]
+    """Schedule of the learning rate: constant; linear to 0 at the end of the run's steps; cooldown: constant for 0.6 of
+    them, then linear to 0; none: constant (linear for real-valued actions where `total_steps` is given)."""
 
     normalize_observations: bool | None = None
     """Normalise observations by their running mean and standard deviation, and clip them to +-10; none: for real-valued

@@ -111,6 +111,10 @@ class PPO(OnPolicy):
     )
 
     learning_rate: Rate = 3e-4
+    learning_rate_schedule: Literal["constant", "cooldown", "linear"] | None = None  # type: ignore[assignment]
+    """Schedule of the learning rate: constant; linear to 0 at the end of the run's steps; cooldown: constant for 0.6 of
+    them, then linear to 0; none: cooldown where `total_steps` is given."""
+
     epochs: int = 10
     normalize_rewards: bool = True
     max_staleness: int | None = 4
@@ -168,11 +172,13 @@ class PPO(OnPolicy):
         cases of a bandit for good. For real-valued actions no gain was seen.
         """
         record = super().for_run(config, spec)
-        if record.ent_coef is not None:
-            return record
-        return dataclasses.replace(
-            record, ent_coef=0.0 if isinstance(spec.action, BoxAction) else DISCRETE_ENTROPY
-        )
+        entropy, schedule = record.ent_coef, record.learning_rate_schedule
+        if entropy is None:
+            entropy = 0.0 if isinstance(spec.action, BoxAction) else DISCRETE_ENTROPY
+        if schedule is None:
+            falls = config.total_steps is not None and not callable(record.learning_rate)
+            schedule = "cooldown" if falls else "constant"
+        return dataclasses.replace(record, ent_coef=entropy, learning_rate_schedule=schedule)
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> SegmentUpdater:
         """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""

@@ -33,6 +33,10 @@ and the mean of their returns is 1,728 in place of 1,201; no other environment c
 """
 SHORTEST = 32
 """Shortest segment where `segment_length` is none."""
+COOLDOWN = 0.6
+"""Share of the run's steps before the learning rate falls with the schedule cooldown."""
+_FALLS_FROM = {"linear": 0.0, "cooldown": COOLDOWN}
+"""Progress from which the learning rate falls, by schedule."""
 _LAG = {"relaxed": 0, "lockstep": 1, "synchronous": 0}
 """Least staleness of a segment, in policy versions, after the first iteration, by discipline."""
 
@@ -46,8 +50,9 @@ class SegmentLearning(Hyperparameters):
     rollout_columns: ClassVar[tuple[str, ...]] = ()
     """Names of the rollout's columns, which `prepare` fills."""
 
-    learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """Schedule of the learning rate: constant, or linear to 0 at the end of the run's steps."""
+    learning_rate_schedule: Literal["constant", "cooldown", "linear"] = "constant"
+    """Schedule of the learning rate: constant; linear to 0 at the end of the run's steps; cooldown: constant for 0.6 of
+    them, then linear to 0."""
 
     gamma: Fraction = 0.99
     """Discount per environment step."""
@@ -129,9 +134,10 @@ class SegmentLearning(Hyperparameters):
 
     def learning_rate_at(self, progress: float) -> float:
         """Learning rate of an iteration that begins at this fraction of the run's steps."""
-        if callable(self.learning_rate) or self.learning_rate_schedule != "linear":
+        start = _FALLS_FROM.get(self.learning_rate_schedule)
+        if callable(self.learning_rate) or start is None:
             return value_at(self.learning_rate, progress)
-        return linear(self.learning_rate, 0.0, progress)
+        return linear(self.learning_rate, 0.0, (progress - start) / (1.0 - start))
 
     def for_run(self, config: TrainerConfig, spec: EnvSpec) -> Self:
         """This record with a value for every option that is left to the run, so that its files show what was chosen.

@@ -129,6 +129,8 @@ class Callbacks:
                 continue
             try:
                 answer = method(self._trainer, *map(own_event, event))
+                if inspect.isawaitable(answer):
+                    raise _never_awaited(answer, f"{type(callback).__name__}.{hook}")
                 if isinstance(answer, bool | np.bool_) and not answer and hook != "on_end":
                     self._stop()
             except BaseException as raised:  # the caller raises it at the end of the run
@@ -144,6 +146,16 @@ class Callbacks:
 def own_event(event: Any) -> Any:
     """The event; of a snapshot a copy, whose numbers a callback may change."""
     return replace(event, metrics=dict(event.metrics)) if isinstance(event, Snapshot) else event
+
+
+def _never_awaited(answer: Any, callback: str) -> TypeError:
+    """The error for a callback that has returned an awaitable; a coroutine is closed, so that Python does not warn."""
+    if inspect.iscoroutine(answer):
+        answer.close()
+    return TypeError(
+        f"{callback} must not return a coroutine or another awaitable, got {type(answer).__name__}: callbacks are not "
+        "awaited; give it to asyncio.run_coroutine_threadsafe with an event loop of your own"
+    )
 
 
 def _raisable(error: BaseException, callback: str) -> BaseException:

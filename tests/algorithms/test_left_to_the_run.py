@@ -36,7 +36,9 @@ def test_a_batch_has_as_many_steps_for_any_number_of_actors(
     assert record.for_run(config, SPEC).segment_length == length
     assert record.for_run(config, BOX).segment_length == real
     told = PPO(segment_length=7, ent_coef=0.5)
-    assert told.for_run(config, SPEC) == replace(told, normalize_observations=False)
+    assert told.for_run(config, SPEC) == replace(
+        told, normalize_observations=False, learning_rate_schedule="constant"
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,13 +116,26 @@ def test_the_value_network_has_no_passes_of_its_own_where_it_shares_layers_or_st
     assert raised.value.facts["value_epochs"] == 1
 
 
-@pytest.mark.parametrize("kind", [A2C, IMPALA])
-def test_the_rate_stays_without_an_end_and_where_it_is_a_function(kind: type[IMPALA]) -> None:
-    endless = TrainerConfig(env="any", algo=kind.name, total_steps=None, max_seconds=1.0)
-    assert kind().for_run(endless, BOX).learning_rate_schedule == "constant"
+@pytest.mark.parametrize(
+    ("kind", "real", "discrete"),
+    [
+        (A2C, "linear", "constant"),
+        (IMPALA, "linear", "constant"),
+        (PPO, "cooldown", "cooldown"),
+        (MAPPO, "cooldown", "cooldown"),
+    ],
+)
+def test_the_rate_stays_without_an_end_and_where_it_is_a_function(
+    kind: Any, real: str, discrete: str
+) -> None:
     config = TrainerConfig(env="any", algo=kind.name, total_steps=1000)
-    own = kind(learning_rate=lambda progress: 1e-3).for_run(config, BOX)
-    assert own.learning_rate_schedule == "constant"
+    for spec, schedule in ((BOX, real), (SPEC, discrete)):
+        assert kind().for_run(config, spec).learning_rate_schedule == schedule
+        assert kind(learning_rate_schedule="linear").for_run(config, spec).learning_rate_schedule == "linear"
+        own = kind(learning_rate=lambda progress: 1e-3).for_run(config, spec)
+        assert own.learning_rate_schedule == "constant"
+        endless = replace(config, total_steps=None, max_seconds=1.0)
+        assert kind().for_run(endless, spec).learning_rate_schedule == "constant"
 
 
 @pytest.mark.parametrize("kind", [A2C, IMPALA])

@@ -200,6 +200,7 @@ def test_a_function_needs_total_steps() -> None:
             PPO(learning_rate_schedule="linear"),
             "learning_rate_schedule is linear .* learning_rate stays as it",
         ),
+        (PPO(learning_rate_schedule="cooldown"), "learning_rate_schedule is cooldown"),
         (IQL(), "actor_learning_rate_schedule is cosine .* actor_learning_rate stays as it begins"),
         (PPO(), None),
         (DQN(learning_rate_schedule="linear"), None),  # over learning_rate_updates

@@ -266,6 +266,24 @@ def test_a_callback_must_be_one() -> None:
         checked([Async()])
 
 
+def test_an_awaitable_that_a_callback_returns_ends_the_run(tmp_path: Path) -> None:
+    async def late() -> bool:
+        return False
+
+    class Hidden(Callback):
+        on_report = staticmethod(
+            lambda trainer, snapshot: late()
+        )  # no coroutine function, but it returns a coroutine
+
+    own = trainer(tmp_path)
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(TypeError, match=r"Hidden.on_report must not return a coroutine .* got coroutine"),
+    ):
+        warnings.simplefilter("error")
+        own.learn(total_steps=50_000, callbacks=[Hidden()])
+
+
 @pytest.mark.parametrize("name", ["on_step", "on_rollout_end", "_on_step"])
 def test_a_method_that_no_event_calls_is_refused_by_its_name(name: str) -> None:
     kind = type("Mine", (Callback,), {name: lambda self: True})
