@@ -132,7 +132,7 @@ class IMPALA(OnPolicy):
     actions 0.95)."""
 
     learning_rate_schedule: Literal["constant", "cooldown", "linear"] | None = None  # type: ignore[assignment]
-    """Schedule of the learning rate: constant; linear to 0 at the end of the run's steps; cooldown: constant for 0.6 of
+    """Schedule of the learning rate: constant; linear to 0 at the end of the run's steps; cooldown: constant for 0.8 of
     them, then linear to 0; none: constant (linear for real-valued actions where `total_steps` is given)."""
 
     normalize_observations: bool | None = None

@@ -112,7 +112,7 @@ class PPO(OnPolicy):
 
     learning_rate: Rate = 3e-4
     learning_rate_schedule: Literal["constant", "cooldown", "linear"] | None = None  # type: ignore[assignment]
-    """Schedule of the learning rate: constant; linear to 0 at the end of the run's steps; cooldown: constant for 0.6 of
+    """Schedule of the learning rate: constant; linear to 0 at the end of the run's steps; cooldown: constant for 0.8 of
     them, then linear to 0; none: cooldown where `total_steps` is given."""
 
     epochs: int = 10

@@ -33,7 +33,7 @@ and the mean of their returns is 1,728 in place of 1,201; no other environment c
 """
 SHORTEST = 32
 """Shortest segment where `segment_length` is none."""
-COOLDOWN = 0.6
+COOLDOWN = 0.8
 """Share of the run's steps before the learning rate falls with the schedule cooldown."""
 _FALLS_FROM = {"linear": 0.0, "cooldown": COOLDOWN}
 """Progress from which the learning rate falls, by schedule."""
@@ -51,7 +51,7 @@ class SegmentLearning(Hyperparameters):
     """Names of the rollout's columns, which `prepare` fills."""
 
     learning_rate_schedule: Literal["constant", "cooldown", "linear"] = "constant"
-    """Schedule of the learning rate: constant; linear to 0 at the end of the run's steps; cooldown: constant for 0.6 of
+    """Schedule of the learning rate: constant; linear to 0 at the end of the run's steps; cooldown: constant for 0.8 of
     them, then linear to 0."""
 
     gamma: Fraction = 0.99

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +25,8 @@ class NoisyCartPole(CartPoleEnv):
         return (obs + np.random.normal(scale=0.01, size=4).astype(np.float32), *rest)
 
 
+CONSTANT = partial(PPO, learning_rate_schedule="constant")
+
 RUNS: dict[str, tuple[Any, Any]] = {
     "dqn": (
         "CartPole-v1",
@@ -41,7 +44,7 @@ RUNS: dict[str, tuple[Any, Any]] = {
     ),
     "ppo": (
         "CartPole-v1",
-        PPO(
+        CONSTANT(
             discipline="lockstep",
             segment_length=32,
             epochs=2,
@@ -66,15 +69,15 @@ RUNS: dict[str, tuple[Any, Any]] = {
     ),
     "global-noise": (
         NoisyCartPole,
-        PPO(discipline="lockstep", segment_length=32, epochs=2, hidden_sizes=(16, 16)),
+        CONSTANT(discipline="lockstep", segment_length=32, epochs=2, hidden_sizes=(16, 16)),
     ),
     "synchronous": (
         "CartPole-v1",
-        PPO(discipline="synchronous", segment_length=32, epochs=2, hidden_sizes=(16, 16)),
+        CONSTANT(discipline="synchronous", segment_length=32, epochs=2, hidden_sizes=(16, 16)),
     ),
     "ppo-gru": (
         "CartPole-v1",
-        PPO(
+        CONSTANT(
             discipline="lockstep",
             segment_length=32,
             epochs=2,
@@ -122,12 +125,20 @@ RUNS: dict[str, tuple[Any, Any]] = {
 }
 """Environment and algorithm by name. No schedule of these depends on `total_steps`; the replay wraps around."""
 
+SCHEDULED: dict[str, tuple[Any, Any]] = {
+    "ppo-cooldown": (
+        "CartPole-v1",
+        PPO(discipline="lockstep", segment_length=32, epochs=2, hidden_sizes=(16, 16)),
+    ),
+}
+"""As `RUNS`, with a learning rate that depends on `total_steps`."""
+
 
 def trainer_of(
     name: str, run_dir: Path | None, changed: Mapping[str, Any] = MappingProxyType({}), **options: Any
 ) -> Trainer:
-    """A small run of one of `RUNS`, with changed options of its algorithm."""
-    env, algorithm = RUNS[name]
+    """A small run of one of `RUNS` or `SCHEDULED`, with changed options of its algorithm."""
+    env, algorithm = {**RUNS, **SCHEDULED}[name]
     algorithm = replace(algorithm, **changed)
     common: dict[str, Any] = {
         "seed": 3,

@@ -40,7 +40,7 @@ def test_half_and_half_is_a_whole(name: str, tmp_path: Path) -> None:
     assert_same(numbers(second, result), whole(name, 2 * STEPS))
 
 
-@pytest.mark.parametrize("name", ["dqn", "ppo"])
+@pytest.mark.parametrize("name", ["dqn", "ppo", "ppo-cooldown"])
 def test_a_run_that_is_stopped_anywhere_goes_on_exactly(name: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"report_interval_seconds": 0.01, "burst_seconds": 1e-6}
     trainer = trainer_of(name, tmp_path / "run", total_steps=3 * STEPS, **options)

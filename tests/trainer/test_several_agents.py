@@ -26,7 +26,13 @@ ALGORITHMS: dict[str, Any] = {
     "dqn": DQN(
         hidden_sizes=(16,), learning_starts=60, batch_size=32, replay_capacity=600, n_step=3, beta_end=0.4
     ),
-    "ppo": PPO(hidden_sizes=(16,), segment_length=16, normalize_observations=True, normalize_rewards=True),
+    "ppo": PPO(
+        hidden_sizes=(16,),
+        segment_length=16,
+        normalize_observations=True,
+        normalize_rewards=True,
+        learning_rate_schedule="constant",
+    ),
     "impala": IMPALA(hidden_sizes=(16,), segment_length=16, frame_stack=2),
     "r2d2": R2D2(
         hidden_sizes=(16,),
@@ -50,7 +56,11 @@ ALGORITHMS: dict[str, Any] = {
         hidden_sizes=(16,), learning_starts=60, batch_size=16, replay_capacity=600, n_step=2, frame_stack=2
     ),
     "mappo": MAPPO(
-        hidden_sizes=(16,), segment_length=16, normalize_observations=True, normalize_rewards=True
+        hidden_sizes=(16,),
+        learning_rate_schedule="constant",
+        segment_length=16,
+        normalize_observations=True,
+        normalize_rewards=True,
     ),
     "maddpg": MADDPG(hidden_sizes=(16,), learning_starts=60, batch_size=16, replay_capacity=600, n_step=2),
     "qmix-state": QMIX(
@@ -63,7 +73,11 @@ ALGORITHMS: dict[str, Any] = {
         central_state="state",
     ),
     "mappo-state": MAPPO(
-        hidden_sizes=(16,), segment_length=16, normalize_observations=True, central_state="state"
+        hidden_sizes=(16,),
+        learning_rate_schedule="constant",
+        segment_length=16,
+        normalize_observations=True,
+        central_state="state",
     ),
     "maddpg-state": MADDPG(
         hidden_sizes=(16,), learning_starts=60, batch_size=16, replay_capacity=600, central_state="state"
@@ -94,7 +108,14 @@ ALGORITHMS: dict[str, Any] = {
         normalize_observations=True,
         central_state="state",
     ),
-    "ppo-gru": PPO(hidden_sizes=(16,), segment_length=16, recurrent="gru", recurrent_size=8, epochs=3),
+    "ppo-gru": PPO(
+        hidden_sizes=(16,),
+        learning_rate_schedule="constant",
+        segment_length=16,
+        recurrent="gru",
+        recurrent_size=8,
+        epochs=3,
+    ),
 }
 ALGORITHMS |= {  # nothing here looks at what is learned: few updates
     name: replace(record, samples_per_insert=2.0)
