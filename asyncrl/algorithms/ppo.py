@@ -112,8 +112,8 @@ class PPO(OnPolicy):
 
     learning_rate: Rate = 3e-4
     learning_rate_schedule: Literal["constant", "cooldown", "linear"] | None = None  # type: ignore[assignment]
-    """Schedule of the learning rate: constant; linear to 0 at the end of the run's steps; cooldown: constant for 0.8 of
-    them, then linear to 0; none: cooldown where `total_steps` is given."""
+    """Schedule of the learning rate: constant, linear to 0 over the run's steps, or cooldown (linear to 0 over their last
+    fifth); none: cooldown where `total_steps` is given."""
 
     epochs: int = 10
     normalize_rewards: bool = True
@@ -169,7 +169,8 @@ class PPO(OnPolicy):
         """See `OnPolicy.for_run`; the entropy coefficient follows from the kind of actions.
 
         Without an entropy bonus a discrete policy may become certain too early: one of five seeds then lost one of six
-        cases of a bandit for good. For real-valued actions no gain was seen.
+        cases of a bandit for good. For real-valued actions no gain was seen. At a constant rate a greedy policy that is
+        learned dips now and then, and the run may end in a dip (docs/defaults-study.md), hence the cooldown.
         """
         record = super().for_run(config, spec)
         entropy, schedule = record.ent_coef, record.learning_rate_schedule
