@@ -132,8 +132,8 @@ class IMPALA(OnPolicy):
     actions 0.95)."""
 
     learning_rate_schedule: Literal["constant", "cooldown", "linear"] | None = None  # type: ignore[assignment]
-    """Schedule of the learning rate: constant, linear to 0 over the run's steps, or cooldown (linear to 0 over their last
-    fifth); none: constant (linear for real-valued actions where `total_steps` is given)."""
+    """Schedule of the learning rate: constant, linear to 0 over the run's steps, or cooldown (linear to 0 over their
+    last fifth); none: constant (linear for real-valued actions where `total_steps` is given)."""
 
     normalize_observations: bool | None = None
     """Normalise observations by their running mean and standard deviation, and clip them to +-10; none: for real-valued

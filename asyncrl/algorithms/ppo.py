@@ -112,8 +112,8 @@ class PPO(OnPolicy):
 
     learning_rate: Rate = 3e-4
     learning_rate_schedule: Literal["constant", "cooldown", "linear"] | None = None  # type: ignore[assignment]
-    """Schedule of the learning rate: constant, linear to 0 over the run's steps, or cooldown (linear to 0 over their last
-    fifth); none: cooldown where `total_steps` is given."""
+    """Schedule of the learning rate: constant, linear to 0 over the run's steps, or cooldown (linear to 0 over their
+    last fifth); none: cooldown where `total_steps` is given."""
 
     epochs: int = 10
     normalize_rewards: bool = True

@@ -51,8 +51,8 @@ class SegmentLearning(Hyperparameters):
     """Names of the rollout's columns, which `prepare` fills."""
 
     learning_rate_schedule: Literal["constant", "cooldown", "linear"] = "constant"
-    """Schedule of the learning rate: constant, linear to 0 over the run's steps, or cooldown (linear to 0 over their last
-    fifth)."""
+    """Schedule of the learning rate: constant, linear to 0 over the run's steps, or cooldown (linear to 0 over their
+    last fifth)."""
 
     gamma: Fraction = 0.99
     """Discount per environment step."""
