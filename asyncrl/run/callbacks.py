@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +129,7 @@ class Callbacks:
                 continue
             try:
                 answer = method(self._trainer, *map(own_event, event))
-                if inspect.isawaitable(answer):
+                if inspect.iscoroutine(answer):
                     raise _never_awaited(answer, f"{type(callback).__name__}.{hook}")
                 if isinstance(answer, bool | np.bool_) and not answer and hook != "on_end":
                     self._stop()
@@ -148,13 +148,12 @@ def own_event(event: Any) -> Any:
     return replace(event, metrics=dict(event.metrics)) if isinstance(event, Snapshot) else event
 
 
-def _never_awaited(answer: Any, callback: str) -> TypeError:
-    """The error for a callback that has returned an awaitable; a coroutine is closed, so that Python does not warn."""
-    if inspect.iscoroutine(answer):
-        answer.close()
+def _never_awaited(coroutine: Coroutine[Any, Any, Any], callback: str) -> TypeError:
+    """The error for a callback that has returned a coroutine, which is closed, so that Python does not warn of it."""
+    coroutine.close()
     return TypeError(
-        f"{callback} must not return a coroutine or another awaitable, got {type(answer).__name__}: callbacks are not "
-        "awaited; give it to asyncio.run_coroutine_threadsafe with an event loop of your own"
+        f"{callback} must not return a coroutine, got {coroutine.__qualname__}(): callbacks are not awaited; give it to "
+        "asyncio.run_coroutine_threadsafe with an event loop of your own"
     )
 
 

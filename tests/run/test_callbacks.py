@@ -266,7 +266,7 @@ def test_a_callback_must_be_one() -> None:
         checked([Async()])
 
 
-def test_an_awaitable_that_a_callback_returns_ends_the_run(tmp_path: Path) -> None:
+def test_a_coroutine_that_a_callback_returns_ends_the_run(tmp_path: Path) -> None:
     async def late() -> bool:
         return False
 
@@ -278,7 +278,7 @@ def test_an_awaitable_that_a_callback_returns_ends_the_run(tmp_path: Path) -> No
     own = trainer(tmp_path)
     with (
         warnings.catch_warnings(),
-        pytest.raises(TypeError, match=r"Hidden.on_report must not return a coroutine .* got coroutine"),
+        pytest.raises(TypeError, match=r"Hidden.on_report must not return a coroutine, got .*late\(\)"),
     ):
         warnings.simplefilter("error")
         own.learn(total_steps=50_000, callbacks=[Hidden()])
