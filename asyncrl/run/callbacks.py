@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -148,12 +149,12 @@ def own_event(event: Any) -> Any:
     return replace(event, metrics=dict(event.metrics)) if isinstance(event, Snapshot) else event
 
 
-def _never_awaited(coroutine: Coroutine[Any, Any, Any], callback: str) -> TypeError:
+def _never_awaited(coroutine: CoroutineType[Any, Any, Any], callback: str) -> TypeError:
     """The error for a callback that has returned a coroutine, which is closed, so that Python does not warn of it."""
     coroutine.close()
     return TypeError(
-        f"{callback} must not return a coroutine, got {coroutine.__qualname__}(): callbacks are not awaited; give it to "
-        "asyncio.run_coroutine_threadsafe with an event loop of your own"
+        f"{callback} must not return a coroutine, got {coroutine.__qualname__}(): callbacks are not awaited; give it "
+        "to asyncio.run_coroutine_threadsafe with an event loop of your own"
     )
 
 
