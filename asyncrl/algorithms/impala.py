@@ -238,7 +238,7 @@ class IMPALA(OnPolicy):
             chosen.pop("normalize_observations", None)
         if real and (self._convolves(spec) or self.cell is not None or config.fuses_gradients):
             chosen["value_epochs"] = 0
-        if config.total_steps is None or callable(self.learning_rate):
+        if not self.rate_may_fall(config):
             chosen["learning_rate_schedule"] = "constant"
         return chosen
 

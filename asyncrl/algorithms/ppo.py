@@ -177,8 +177,7 @@ class PPO(OnPolicy):
         if entropy is None:
             entropy = 0.0 if isinstance(spec.action, BoxAction) else DISCRETE_ENTROPY
         if schedule is None:
-            falls = config.total_steps is not None and not callable(record.learning_rate)
-            schedule = "cooldown" if falls else "constant"
+            schedule = "cooldown" if record.rate_may_fall(config) else "constant"
         return dataclasses.replace(record, ent_coef=entropy, learning_rate_schedule=schedule)
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> SegmentUpdater:

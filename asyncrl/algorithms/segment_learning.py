@@ -132,6 +132,10 @@ class SegmentLearning(Hyperparameters):
         """Number of times that a new step is trained on: once per pass."""
         return float(self.value_passes + self.epochs)
 
+    def rate_may_fall(self, config: TrainerConfig) -> bool:
+        """Whether the run has an end to which a schedule can fall, and the rate is a number."""
+        return config.total_steps is not None and not callable(self.learning_rate)
+
     def learning_rate_at(self, progress: float) -> float:
         """Learning rate of an iteration that begins at this fraction of the run's steps."""
         start = _FALLS_FROM.get(self.learning_rate_schedule)
