@@ -127,7 +127,7 @@ class Actor:
         self._began_at = np.zeros(num_envs, np.int64)  # row of this life before each stream's episode
         self._steps = int(writer.header[STEPS])
         self._mask = layout.num_slots - 1
-        self._first_row = True
+        self._first_row, self._shows_old_rate = True, True
         writer.set_incarnation(incarnation)
         streams.show_current_in(writer.header[CURRENT_ENV : CURRENT_ENV + 1])
 
@@ -189,6 +189,9 @@ class Actor:
         began = perf_counter_ns() if timed else 0
         actions, extras = self.policy.act(obs, self._rng, self._steps * self._num_actors)
         acted = perf_counter_ns() if timed else 0
+        if self._shows_old_rate:
+            self._shows_old_rate = False
+            writer.set_exploration(self.policy.exploration_rate)
         try:
             events = self.streams.step(actions, next_obs, self._rewards)
         except BaseException as error:
@@ -281,7 +284,7 @@ class Actor:
         if mailbox.version != held and (version := mailbox.refresh(self.policy.weights, held)) != held:
             self.policy.weights_changed()
             self.weights_version, self._weights_updates = version, mailbox.updates
-            self.writer.set_exploration(self.policy.exploration_rate)
+            self._shows_old_rate = True
         return self.weights_version > 0
 
     def _refuse_non_finite(self, obs: NDArray[Any], actions: NDArray[Any] | None) -> None:

@@ -9,6 +9,7 @@ import fakes
 import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
+from numpy.typing import NDArray
 
 from asyncrl.actors import actor as actor_module
 from asyncrl.actors.actor import Actor, actor_seeds
@@ -96,6 +97,34 @@ def test_rows_are_stamped_with_version_and_updates_of_the_weights_that_acted(ben
     assert actor.step() and bench.policy.changes == 4, "nothing new, nothing refreshed"
     assert bench.reader.version[:5].tolist() == [1, 2, 3, 4, 4]
     assert bench.reader.policy_updates[:5].tolist() == [0, 5, 5, 17, 17]
+
+
+class Explores(fakes.RandomPolicy):
+    """Its exploration rate is a tenth of the steps that the last `act` was told, as a schedule's is."""
+
+    def act(
+        self, obs: NDArray[Any], rng: np.random.Generator, total_steps: int
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
+        self.exploration_rate = total_steps / 10
+        return super().act(obs, rng, total_steps)
+
+
+def test_the_rate_shown_with_new_weights_is_that_of_the_rows_they_act_in(benches: list[Bench]) -> None:
+    bench = make(benches, fakes.SimpleEnv)
+    bench.policy = Explores()
+    bench.mailbox.publish(np.ones(3, np.float32))
+    bench.reader.grant(4)
+    actor = bench.actor()
+    while actor.step():
+        pass
+    assert bench.reader.statistics().exploration_rate == 0, "rates change with the weights only"
+    bench.policy = Explores()
+    bench.reader.grant(8)
+    later = bench.actor(incarnation=1)
+    assert later.step() and bench.reader.statistics().exploration_rate == 0, "a RESET row has no action"
+    assert later.step() and bench.reader.statistics().exploration_rate == 6 * 4 / 10
+    bench.mailbox.publish(np.ones(3, np.float32))
+    assert later.step() and bench.reader.statistics().exploration_rate == 8 * 4 / 10
 
 
 def test_slots_beyond_the_grant_stay_untouched(benches: list[Bench]) -> None:
