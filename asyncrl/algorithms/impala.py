@@ -301,13 +301,16 @@ class IMPALA(OnPolicy):
     def _trace(self, rollout: PolicyRollout, batch: Minibatch, log_prob: Tensor, value: Tensor) -> None:
         """Set the batch's columns: PPO's with the present policy as the old one, then log pi - log mu.
 
-        All but the first two are zero in the rows after the streams.
+        Before the first reward values count as 0, see `Rollout.rewarded`. All but the first two columns are zero in the
+        rows after the streams.
         """
         import torch
 
         from asyncrl.algorithms.returns import vtrace
 
         values, log_probs, rows = value.cpu().numpy(), log_prob.cpu().numpy(), batch.part.rows
+        if not rollout.rewarded:
+            values = np.zeros_like(values)
         length = rollout.shape[1]
         streams = rows.size // (length + 1)
         own = streams * length

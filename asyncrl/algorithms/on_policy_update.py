@@ -60,6 +60,7 @@ class OnPolicyUpdate(Stateful):
         "_position",
         "_reusable",
         "_chosen_reward_scale",
+        "_rewarded",
     )
 
     def __init__(self, config: SegmentLearning, spec: EnvSpec, device: str, seed: int) -> None:
@@ -70,7 +71,7 @@ class OnPolicyUpdate(Stateful):
         self._epoch, self._last_epoch, self._position, self._reusable = 0, 0, 0, 0
         self._parts: list[tuple[Part, Tensor]] = []
         self._rewards = RewardScale(config.gamma)
-        self._reward_factor = RewardFactor()
+        self._reward_factor, self._rewarded = RewardFactor(), False
         if config.normalize_rewards:
             self.vector.shared += (self._rewards.moments,)
         self._rollout: Rollout | None = None
@@ -108,6 +109,7 @@ class OnPolicyUpdate(Stateful):
             self.nets.warn_of_sizes(first.obs, first.flags)
         for segment in (s for s in segments if s.fresh):
             self.nets.observe(segment.obs, segment.flags)
+        rollout.rewarded = self._rewarded = self._rewarded or bool(rollout.reward.any())
         if config.normalize_rewards:
             self._rewards.observe(segments)
             rollout.reward[:] = self._rewards.scaled(rollout.reward)
@@ -248,8 +250,9 @@ class OnPolicyUpdate(Stateful):
 
     @torch.no_grad()
     def begin_with_critics(self, weights: NDArray[np.float32]) -> None:
-        """Begin with the value network that `critic_weights` returned."""
+        """Begin with the value network that `critic_weights` returned, which has seen rewards."""
         self.nets.load_critic(torch.from_numpy(weights))
+        self._rewarded = True
 
     @torch.no_grad()
     def metrics(self) -> Mapping[str, float]:
@@ -280,13 +283,14 @@ class OnPolicyUpdate(Stateful):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Stateful`; a state from before rewards could decide their factor has none."""
+        """See `Stateful`; a state from before rewards could decide their factor has none, and counts as rewarded."""
         own = {name: value for name, value in state.items() if name != "rollout"}
-        super().load_state_dict({"chosen_reward_scale": 0.0, **own})
+        super().load_state_dict({"chosen_reward_scale": 0.0, "rewarded": True, **own})
         if "rollout" not in state:
             return
         rollout = self._rollout_of(*state["rollout"]["shape"])
         restore(rollout, state["rollout"])
+        rollout.rewarded = self._rewarded
         if self._epoch < self._last_epoch:
             position = self._position
             self._begin_pass(rollout)

@@ -188,9 +188,14 @@ class PPO(OnPolicy):
 
     @np.errstate(over="ignore", invalid="ignore")
     def prepare(self, rollout: PolicyRollout) -> None:
-        """Fill values, advantages, targets and importance weights; nonfinite values show in the network's weights."""
+        """Fill values, advantages, targets and importance weights; nonfinite values show in the network's weights.
+
+        Before the first reward values count as 0, see `Rollout.rewarded`.
+        """
         decoupled, behaviour = self.staleness_correction == "importance", rollout.behaviour
         value, last_value, log_prob = rollout.evaluate(log_prob=decoupled)
+        if not rollout.rewarded:
+            value, last_value = np.zeros_like(value), np.zeros_like(last_value)
         old_log_prob = log_prob if decoupled else behaviour
         advantage, target = self.advantages(rollout, value, last_value)
         if self.normalize_advantages:

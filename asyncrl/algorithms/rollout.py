@@ -65,6 +65,8 @@ class Rollout:
         weight: `[S, T]` float32, staleness correction; 0 in rows that are not trained on.
         trained: `[S, T]` bool, rows that are trained on: those without a flag of `UNTRAINED`.
         progress: completed fraction of the run's steps at the start of the iteration, for schedules.
+        rewarded: whether the learner has seen a reward other than 0. Until then every return is 0, and whatever a value
+            network says of it is noise, which standardised advantages would amplify.
     """
 
     STATE: tuple[str, ...] = (
@@ -83,7 +85,7 @@ class Rollout:
 
     def __init__(self, nets: SegmentNetworks, streams: int, length: int, columns: Sequence[str]) -> None:
         self.shape, self.names = (streams, length), tuple(columns)
-        self._nets, layout, self.progress = nets, nets.layout, 0.0
+        self._nets, layout, self.progress, self.rewarded = nets, nets.layout, 0.0, False
         count, pinned = streams * length, nets.device.type == "cuda"
         rows = count + streams
         kind_x = torch.uint8 if nets.keeps_bytes else torch.float32

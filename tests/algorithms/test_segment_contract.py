@@ -543,3 +543,54 @@ def test_a_batch_of_reset_rows_alone_has_finite_metrics(name: str) -> None:
     segment.flags[:] = RESET
     iterate(core, [segment])
     assert all(np.isfinite(list(core.metrics().values()))), core.metrics()
+
+
+def unpaid(algorithm: Any, spec: EnvSpec, core: Any, seed: int = 0) -> list[Segment]:
+    """Segments whose rewards are all 0."""
+    return [
+        dataclasses.replace(segment, reward=np.zeros_like(segment.reward))
+        for segment in batch_of(algorithm, spec, core, seed)
+    ]
+
+
+@for_actor_critics
+@pytest.mark.parametrize("kind", ["discrete", "multi"])
+def test_before_the_first_reward_the_policy_stays_and_values_become_0(name: str, kind: str) -> None:
+    """Every return is 0 then: what the values say is noise, and standardised advantages would follow it."""
+    algorithm, spec, core = made(name, kind, ent_coef=0.0)
+    start, errors = weights_of(core), []
+    for seed in range(6):
+        iterate(core, unpaid(algorithm, spec, core, seed))
+        errors.append(core.metrics()["train/value_loss"])
+    assert np.array_equal(weights_of(core), start)
+    assert errors[-1] < errors[0]
+    resumed = algorithm.make_updater(spec, "cpu", 1)
+    resumed.load_state_dict(core.state_dict())
+    iterate(resumed, unpaid(algorithm, spec, core, 7))
+    assert np.array_equal(weights_of(resumed), start)
+    iterate(core, batch_of(algorithm, spec, core, 8))
+    assert not np.array_equal(weights_of(core), start), "a reward was seen"
+
+
+@for_actor_critics
+def test_after_a_reward_segments_without_one_count(name: str) -> None:
+    algorithm, spec, core = made(name, "discrete", ent_coef=0.0)
+    iterate(core, batch_of(algorithm, spec, core))
+    old = core.state_dict()
+    del old["rewarded"]  # as checkpoints from before
+    for state in (core.state_dict(), old):
+        resumed = algorithm.make_updater(spec, "cpu", 1)
+        resumed.load_state_dict(state)
+        iterate(resumed, unpaid(algorithm, spec, resumed, 1))
+        assert resumed._rollout.rewarded  # the weights would move by Adam's momentum alone
+
+
+@for_actor_critics
+def test_values_that_were_learned_elsewhere_count_before_the_first_reward(name: str) -> None:
+    algorithm, spec, core = made(name, "discrete", ent_coef=0.0)
+    if (critics := core.critic_weights()) is None:
+        pytest.skip("its critic sees all agents")
+    core.begin_with_critics(critics)
+    start = weights_of(core)
+    iterate(core, unpaid(algorithm, spec, core))
+    assert not np.array_equal(weights_of(core), start)
