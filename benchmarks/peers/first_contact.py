@@ -11,7 +11,8 @@ ours has all its options as the run chooses them, so that a changed default is a
     python -m benchmarks.peers.first_contact run --side asyncrl --algo ppo --set epochs=10   # other options
     python -m benchmarks.peers.first_contact report --algo ppo --half judge
 
-Defaults are chosen by `--half choose` only; `--half judge` says what they are worth. The report normalises the return
+Defaults are chosen by `--half choose` only; `--half judge` says what they are worth. `--half sparse` are environments
+with rare rewards, by which PPO's start without rewards is judged. The report normalises the return
 of every run of ours, (ours - random) / (theirs - random), with the means of the random policy and of the peer's seeds
 on that environment. It gives the interquartile mean over runs with a stratified bootstrap interval (Agarwal et al.
 2021, Deep reinforcement learning at the edge of the statistical precipice), the worst environment, and CPU seconds.
@@ -250,7 +251,8 @@ def names_of(parsed: argparse.Namespace) -> list[str]:
     """Environments that the command line asks for."""
     if parsed.env:
         return list(parsed.env.split(","))
-    return [name for name, unseen in UNSEEN.items() if parsed.half in (None, unseen.half)]
+    halves = ("choose", "judge") if parsed.half is None else (parsed.half,)
+    return [name for name, unseen in UNSEEN.items() if unseen.half in halves]
 
 
 def digest(job: Job) -> str:
@@ -400,7 +402,7 @@ def main() -> None:
     parser.add_argument("job", nargs="?", help="JSON of one job, for `job`")
     parser.add_argument("--side", choices=("asyncrl", "sb3", "random"), default="asyncrl")
     parser.add_argument("--algo", choices=tuple(STEPS), default="ppo")
-    parser.add_argument("--half", choices=("choose", "judge"))
+    parser.add_argument("--half", choices=("choose", "judge", "sparse"), help="default: both halves")
     parser.add_argument("--env", help="comma-separated environments in place of a half")
     parser.add_argument("--seeds", type=_seeds, default=_seeds("0-4"), help="0-4, or one")
     parser.add_argument("--steps", type=int, help="steps in place of those of the algorithm")

@@ -1,5 +1,7 @@
 """Environments that no preset was made for: the half that chooses default options, and the half that judges them.
 
+A few more, `sparse`, have rewards that a random policy hardly ever meets. They are in neither half.
+
 Both sides of `first_contact.py` see the same environment: where a library cannot take an observation as it is, the
 wrapper stands here and is used for all. Imports torch never, and an environment's package only when it is made.
 """
@@ -56,7 +58,7 @@ class Unseen:
     """An environment of the study.
 
     Attributes:
-        half: whether it chooses default options or judges them.
+        half: whether it chooses default options or judges them; or `sparse`.
         family: where it comes from.
         continuous: whether actions are real-valued.
         episodes: greedy episodes of the evaluation at the end of a run.
@@ -67,7 +69,7 @@ class Unseen:
         kwargs: arguments of the constructor.
     """
 
-    half: Literal["choose", "judge"]
+    half: Literal["choose", "judge", "sparse"]
     family: str
     continuous: bool = False
     episodes: int = 30
@@ -115,6 +117,11 @@ UNSEEN: Mapping[str, Unseen] = {
         "judge", "bit flipping", make=f"{_SB3}:BitFlippingEnv", kwargs={"n_bits": 6, "max_steps": 12}
     ),
     "popgym-HigherLowerEasy-v0": Unseen("judge", "popgym"),
+    # Rare rewards.
+    "FrozenLake8x8-v1": Unseen("sparse", "toy text", episodes=200),
+    "MiniGrid-DoorKey-6x6-v0": Unseen("sparse", "MiniGrid", flatten=True),
+    "MiniGrid-SimpleCrossingS9N1-v0": Unseen("sparse", "MiniGrid", flatten=True),
+    "MiniGrid-MultiRoom-N2-S4-v0": Unseen("sparse", "MiniGrid", flatten=True),
 }
 
 
