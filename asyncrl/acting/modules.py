@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,9 @@ class ModuleActingNetwork(ActingNetwork):
 
     A pickle contains the weights and the factory (by reference; cloudpickle includes one defined in `__main__`).
 
+    On a GPU the module runs on a stream of its own, which goes before the learner's: on the learner's stream a pass
+    would wait for all updates that are launched already. Bytes are uploaded as bytes, from pinned memory.
+
     Args:
         spec: the environment; bytes of images are scaled to 0..1.
         layout: sizes and length of the block.
@@ -81,6 +85,23 @@ class ModuleActingNetwork(ActingNetwork):
         self._numpy: NumpyNetwork | None = None
         self._module: nn.Module | None = None
         self._flat: Tensor | None = None
+        self._stream: Any = None
+        self._host: Tensor | None = None
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
+    def _allocate(self, rows: int) -> None:
+        """Allocate the buffers; for a GPU the input buffer is pinned, and of bytes if the observations are."""
+        if self.device != "cpu" and rows > len(self._reserve):
+            import torch
+
+            as_bytes = self._to_inputs.bytes and self._statistics is None
+            kind = torch.uint8 if as_bytes else torch.float32
+            self._host = torch.empty(rows, self._inputs, dtype=kind, pin_memory=self._on_gpu)
+            self._reserve = self._host.numpy()
+        super()._allocate(rows)
 
     def leave_torch(self) -> None:
         """See `ActingNetwork.leave_torch`; a module of the user's own stays one."""
@@ -89,7 +110,8 @@ class ModuleActingNetwork(ActingNetwork):
     def weights_changed(self) -> None:
         """Copy the weights to the module if it is on another device."""
         if self._flat is not None and self.device != "cpu":
-            self._flat.copy_(_tensor(self.weights)[: len(self._flat)])
+            with self._on_stream():
+                self._flat.copy_(_tensor(self.weights)[: len(self._flat)])
 
     def perturbed(self, obs: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float32]:
         """Values of the head with fresh noise for every row; see `NoisyActingNetwork.perturbed`."""
@@ -105,9 +127,10 @@ class ModuleActingNetwork(ActingNetwork):
 
         layers = noisy_layers([self._made()])
         noise = rng.standard_normal((obs.shape[0], sum(factor_counts(layers))), dtype=np.float32)
-        set_noise(layers, signed_root_(torch.from_numpy(noise)).to(self.device))
-        out = self(obs)
-        set_noise(layers, None)
+        with self._on_stream():
+            set_noise(layers, signed_root_(torch.from_numpy(noise)).to(self.device))
+            out = self(obs)
+            set_noise(layers, None)
         return out
 
     def _made(self) -> nn.Module:
@@ -117,10 +140,11 @@ class ModuleActingNetwork(ActingNetwork):
             torch.set_num_threads(1)
             with MAKING:
                 made = self._network(self._inputs, self._outputs)
-            self._module = made.to(self.device).eval().requires_grad_(False)
-            # A view of the weights on the CPU, a copy on another device.
-            self._flat = _tensor(self.weights)[: flat_size([self._module])].to(self.device)
-            bind([self._module], self._flat)
+            with self._on_stream():
+                self._module = made.to(self.device).eval().requires_grad_(False)
+                # A view of the weights on the CPU, a copy on another device.
+                self._flat = _tensor(self.weights)[: flat_size([self._module])].to(self.device)
+                bind([self._module], self._flat)
         return self._module
 
     def _forward(self) -> NDArray[np.float32]:
@@ -129,13 +153,31 @@ class ModuleActingNetwork(ActingNetwork):
         import torch
 
         module = self._made()
-        with torch.no_grad():
-            out = module(_tensor(self._x).to(self.device)).contiguous()
-        values: NDArray[np.float32] = out.cpu().numpy()
+        if self.device == "cpu":
+            with torch.no_grad():
+                on_cpu: NDArray[np.float32] = module(_tensor(self._x)).contiguous().numpy()
+            return on_cpu
+        assert self._host is not None
+        with torch.no_grad(), self._on_stream():
+            x = self._host[: len(self._x)].to(self.device, non_blocking=True)
+            if x.dtype == torch.uint8:
+                x = x.float().mul_(self._to_inputs.byte_factor)
+            values: NDArray[np.float32] = module(x).contiguous().cpu().numpy()
         return values
 
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        """Launch on this network's stream inside of a `with` block, if the device has streams."""
+        if not self._on_gpu:
+            return nullcontext()
+        import torch
+
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
+        return torch.cuda.stream(self._stream)
+
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_module": None, "_flat": None, "device": "cpu"}
+        here = {"_module": None, "_flat": None, "_stream": None, "_host": None, "device": "cpu"}
+        return super().__getstate__() | {"_reserve": np.empty((0, self._inputs), np.float32)} | here
 
 
 def _tensor(array: NDArray[np.float32]) -> Tensor:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import fakes
 import numpy as np
 import pytest
+import torch
 from labelled_device import LabelledDevice
 
 from asyncrl import DQN, PPO, SAC, Rainbow
@@ -96,6 +98,42 @@ def test_a_served_module_gives_on_a_gpu_what_it_gives_on_the_cpu(
     if isinstance(algorithm, Rainbow):
         noisy = [network.perturbed(observations(spec, 2), np.random.default_rng(0)) for network in networks]
         np.testing.assert_allclose(*noisy, rtol=1e-5, atol=1e-6)
+
+
+def test_a_served_pass_does_not_wait_for_the_updates_that_are_launched(
+    labelled_device: LabelledDevice,
+) -> None:
+    network, obs = weighted(PPO(network="small"), IMAGES).network, observations(IMAGES, 4)
+    network.device = "cuda"
+    network(obs)
+    learner = labelled_device.current_stream()
+    learned = torch.zeros(2, device="cuda").add_(1.0)
+    launched = learner.clock[learner.number]
+    network.weights_changed()
+    network(obs)
+    assert not labelled_device.host.knows(learner.number, launched)
+    learned.cpu()
+    assert labelled_device.host.knows(learner.number, launched)
+
+
+@pytest.mark.parametrize(("spec", "size"), [(IMAGES, 1), (replace(IMAGES, observation_dtype="float32"), 4)])
+def test_observations_are_uploaded_as_they_are_and_from_pinned_memory(
+    spec: EnvSpec, size: int, labelled_device: LabelledDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploaded: list[tuple[int, bool]] = []
+    transfer = LabelledDevice.transfer
+
+    def noted(self: LabelledDevice, into: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
+        if source.numel() == 5 * 81:
+            uploaded.append((source.element_size(), self.is_pinned(source) and non_blocking))
+        transfer(self, into, source, non_blocking)
+
+    monkeypatch.setattr(LabelledDevice, "transfer", noted)
+    network = weighted(PPO(network="small"), spec).network
+    network.device = "cuda"
+    for _ in range(2):
+        network(observations(spec, 5))
+    assert uploaded == [(size, True)] * 2
 
 
 def test_answers_take_the_place_of_the_network_and_do_not_travel() -> None:
