@@ -265,6 +265,11 @@ class RewardScale(Stateful):
         """Present divisor of the rewards."""
         return float(np.sqrt(self.moments.variance[0] + 1e-8))
 
+    def begin_with(self, divisor: float, count: int) -> None:
+        """Continue from a `divisor` as that of `count` returns."""
+        self.moments.count = max(count, 1)
+        self.moments.square = np.array([max(divisor**2 - 1e-8, 0.0) * self.moments.count])
+
     def observe(self, segments: Sequence[Segment]) -> None:
         """Add the rewards of the fresh ones among `segments`, all of one shape, in this order."""
         # Segments of one ring follow one another in time, so each is processed in a round of its own.

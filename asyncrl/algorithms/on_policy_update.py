@@ -125,6 +125,18 @@ class OnPolicyUpdate(Stateful):
         self._begin_pass(rollout)
 
     @property
+    def learned_reward_scale(self) -> float:
+        """Factor from the environment's rewards to those whose values the network learns; changes if normalised."""
+        return 1.0 / self._rewards.divisor if self.config.normalize_rewards else self._reward_factor.factor
+
+    def begin_with_reward_scale(self, factor: float, env_steps: int) -> None:
+        """Take over the factor of a policy whose values the run begins with, if normalised as that of `env_steps`."""
+        if self.config.normalize_rewards:
+            self._rewards.begin_with(1.0 / factor, env_steps)
+        else:
+            self._reward_factor.chosen = factor
+
+    @property
     def _chosen_reward_scale(self) -> float:
         return self._reward_factor.chosen
 

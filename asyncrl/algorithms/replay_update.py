@@ -132,6 +132,16 @@ class ReplayUpdate(Stateful, ABC):
             warn_of_sizes(inputs.rows(obs, np.empty((rows, self.spec.observation_values), np.float32)))
 
     @property
+    def learned_reward_scale(self) -> float:
+        """Factor from the environment's rewards to those whose values the networks learn."""
+        return self.reward_scale.factor
+
+    def begin_with_reward_scale(self, factor: float, env_steps: int) -> None:
+        """Take over the factor of a policy whose values the run begins with, unless the user has given one."""
+        del env_steps  # of `OnPolicyUpdate`
+        self.reward_scale.chosen = factor
+
+    @property
     def _chosen_reward_scale(self) -> float:
         return self.reward_scale.chosen
 

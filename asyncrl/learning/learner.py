@@ -211,6 +211,12 @@ class Learner:
         weights: Any = getattr(self._loop.core, "critic_weights", lambda: None)
         return await self._thread.call(weights)
 
+    @property
+    def reward_scale(self) -> float | None:
+        """Factor from the environment's rewards to those of the learned values; None if the algorithm has none."""
+        scale: float | None = getattr(self._loop.core, "learned_reward_scale", None)
+        return scale
+
     def _on_bell(self) -> None:
         self._doorbell.drain()
         self._data.set()

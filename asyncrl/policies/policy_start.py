@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.agent_policies import make_policy
+from asyncrl.acting.policies import QPolicy
 from asyncrl.errors import CheckpointError
 from asyncrl.interfaces import EnvSpec
 from asyncrl.policies.load import load
@@ -48,24 +49,35 @@ def begin_with_policy(core: Updater, policy: PortablePolicy, algorithm: Algorith
     """Copy the policy's weights into the learner's new networks. Raises `CheckpointError` if they do not fit.
 
     Critics that the policy has are copied as well if the run has the same algorithm, and critics of the same shape:
-    new ones would lead a good policy astray until they have learned what it is worth.
+    new ones would lead a good policy astray until they have learned what it is worth. With them, and with a network of
+    action values, comes the factor on rewards by which they were learned, unless this run has one by its options.
     """
     try:
         begin_with = getattr(core, "begin_with", None)
         if begin_with is None:
             raise ValueError(f"{type(core).__name__} does not say how it takes a policy's weights")
         begin_with(_weights_for(policy, spec), policy.meta.env_steps)
-        if policy.critics is None or policy.meta.algo != algorithm.name:
-            return
-        begin_with_critics = getattr(core, "begin_with_critics", None)  # a user's algorithm may not have it
-        if begin_with_critics is not None and policy.critic_layout == algorithm.critic_layout(spec):  # type: ignore[attr-defined]
-            begin_with_critics(policy.critics)
+        if _begin_with_critics(core, policy, algorithm, spec) or isinstance(policy.policy, QPolicy):
+            begin_with_scale = getattr(core, "begin_with_reward_scale", None)
+            if begin_with_scale is not None and policy.meta.reward_scale is not None:
+                begin_with_scale(policy.meta.reward_scale, policy.meta.env_steps)
     except ValueError as error:
         raise CheckpointError(
             f"this algorithm cannot begin with a policy's weights: {error}",
             facts={"policy": policy.meta.algo},
             fix="leave init_from out, or go on with the run itself: asyncrl resume RUN",
         ) from error
+
+
+def _begin_with_critics(core: Updater, policy: PortablePolicy, algorithm: Algorithm, spec: EnvSpec) -> bool:
+    """Copy the policy's critics if they fit; returns whether they did."""
+    begin_with_critics = getattr(core, "begin_with_critics", None)  # a user's algorithm may not have it
+    if policy.critics is None or policy.meta.algo != algorithm.name or begin_with_critics is None:
+        return False
+    if policy.critic_layout != algorithm.critic_layout(spec):  # type: ignore[attr-defined]
+        return False
+    begin_with_critics(policy.critics)
+    return True
 
 
 def _weights_for(policy: PortablePolicy, spec: EnvSpec) -> NDArray[np.float32]:

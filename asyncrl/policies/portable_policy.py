@@ -44,8 +44,9 @@ class PortablePolicy(TrainedPolicy):
         policy.save("cartpole.policy")
 
     `values`, `q_values`, `probabilities` and `log_prob` say what the algorithm has learned. Their `obs`, `state` and
-    `episode_start` are those of `predict`. Values are in the units that were learned: of rewards times `reward_scale`,
-    or with `normalize_rewards` divided by their running standard deviation, by IQL as the option says.
+    `episode_start` are those of `predict`. Values are discounted sums of the environment's rewards, whatever
+    `reward_scale` or `normalize_rewards` made of these for learning; those of several policies, and of a file that
+    does not say the factor, are in the units that were learned.
 
     Args:
         algorithm: makes the acting policy.
@@ -202,21 +203,27 @@ class PortablePolicy(TrainedPolicy):
         """One of several policies, without its critics."""
         record = own_record(self.algorithm, own)
         options = {**self.meta.options, **{name: getattr(record, name) for name in own.options}}
-        meta = dataclasses.replace(self.meta, spec=own.spec, options=options)
+        meta = dataclasses.replace(self.meta, spec=own.spec, options=options, reward_scale=None)
         part = PortablePolicy(record, weights, meta, self.source)
         part.of_several = True
         return part
 
+    def _of_rewards(self, learned: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Values in the units of the environment's rewards."""
+        return learned if self.meta.reward_scale is None else learned / np.float32(self.meta.reward_scale)
+
     def _values(self, obs: NDArray[Any], _: Any) -> NDArray[np.float32]:
         if isinstance(self.policy, QPolicy):
-            return self.policy.values(obs)
+            return self._of_rewards(self.policy.values(obs))
         averaged = self.critic_layout.outputs > 1  # TQC averages all atoms of all critics
         reduce = np.mean if averaged else np.min
         values: NDArray[np.float32] = reduce(self._judged(obs, None), axis=1)
         return values
 
     def _q_values(self, obs: NDArray[Any], action: NDArray[Any] | None) -> NDArray[np.float32]:
-        return self.policy.q_values(obs) if isinstance(self.policy, QPolicy) else self._judged(obs, action)
+        if isinstance(self.policy, QPolicy):
+            return self._of_rewards(self.policy.q_values(obs))
+        return self._judged(obs, action)
 
     def _judged(self, obs: NDArray[Any], action: NDArray[Any] | None) -> NDArray[np.float32]:
         """Values `[B, C]` by the critics, of states or of actions, None for the greedy ones."""
@@ -225,7 +232,7 @@ class PortablePolicy(TrainedPolicy):
             action = policy.greedy(obs)
         memory = memory_of(policy)
         state = None if memory is None else memory.state
-        return self._critics(policy.network.inputs_of(obs), action, state)
+        return self._of_rewards(self._critics(policy.network.inputs_of(obs), action, state))
 
     def _probabilities(self, obs: NDArray[Any], _: Any) -> Any:
         assert isinstance(self.policy, StochasticPolicy)
@@ -476,6 +483,7 @@ class PolicyOrigin:
         weights: NDArray[np.float32],
         moment: EvaluationResult | Snapshot,
         critics: NDArray[np.float32] | None = None,
+        reward_scale: float | None = None,
     ) -> PortablePolicy:
         """Make a policy with these weights.
 
@@ -483,6 +491,7 @@ class PolicyOrigin:
             weights: flat float32, not copied.
             moment: the evaluation of these weights, or the run's last snapshot if they were not evaluated.
             critics: weights of the algorithm's critics, or None.
+            reward_scale: see `CheckpointMeta`.
         """
         meta = dataclasses.replace(
             self.meta,
@@ -491,5 +500,6 @@ class PolicyOrigin:
             policy_version=moment.policy_version,
             train_seconds=moment.train_seconds,
             return_mean=moment.return_mean if isinstance(moment, EvaluationResult) else None,
+            reward_scale=reward_scale,
         )
         return PortablePolicy(self.algorithm, weights, meta, self.source, critics)

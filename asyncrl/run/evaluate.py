@@ -121,7 +121,8 @@ class EvaluationSchedule:
         evaluations: results so far, in order; beyond `MOST_EVALUATIONS` thinned, the last one is always among them.
         best: the best of them (the first of several), or None.
         best_weights: the weights of `best`, or None.
-        best_critics: weights of the critics when `best` was evaluated, or None; see `acting.critics`.
+        best_critics, best_reward_scale: weights of the critics and `Learner.reward_scale` when `best` was evaluated, or
+            None; see `acting.critics`.
         holds_training: whether training is held for an evaluation, or has ended before the evaluations have.
         rounds: number of copies that were evaluated, including failed evaluations.
     """
@@ -143,6 +144,7 @@ class EvaluationSchedule:
         self.best: EvaluationResult | None = None
         self.best_weights: NDArray[np.float32] | None = None
         self.best_critics: NDArray[np.float32] | None = None
+        self.best_reward_scale: float | None = None
         self.holds_training = False
 
     @property
@@ -208,10 +210,12 @@ class EvaluationSchedule:
         best: EvaluationResult | None,
         best_weights: NDArray[np.float32] | None,
         best_critics: NDArray[np.float32] | None,
+        best_reward_scale: float | None,
     ) -> None:
         """Restore the evaluations of an earlier run, which evaluated `rounds` copies; before `run`."""
         self.evaluations, self.rounds = evaluations, rounds
-        self.best, self.best_weights, self.best_critics = best, best_weights, best_critics
+        self.best, self.best_weights = best, best_weights
+        self.best_critics, self.best_reward_scale = best_critics, best_reward_scale
 
     def training_ended(self, *, limited: bool = False) -> None:
         """Note that the learner has used up its steps: pause the clock; `run` returns after the waiting copies.
@@ -392,6 +396,7 @@ class EvaluationSchedule:
         if best:
             self.best, self.best_weights = result, weights
             self.best_critics = await self._learner.critics()
+            self.best_reward_scale = self._learner.reward_scale
         await self._run.evaluated(result, weights, key, best=best)
 
 

@@ -205,7 +205,9 @@ class CheckpointSaver:
                 meta = self._meta(state["run"]["learner"], best)
                 if best is not None:
                     if best is self._run.schedule.best:  # the learner has gone on since
-                        state["critics"] = self._run.schedule.best_critics
+                        schedule = self._run.schedule
+                        state["critics"] = schedule.best_critics
+                        meta = dataclasses.replace(meta, reward_scale=schedule.best_reward_scale)
                     self._unsaved_best = (state, meta)
                 if self._unsaved_best is not None:
                     best_state, best_meta = self._unsaved_best
@@ -273,6 +275,7 @@ class CheckpointSaver:
             train_seconds=self._run.clock.train_seconds,
             weights_env_steps=evaluation.env_steps if evaluation else None,
             return_mean=evaluation.return_mean if evaluation else None,
+            reward_scale=self._learner.reward_scale,
         )
 
     # --- state -------------------------------------------------------------------------------------------------------
@@ -370,7 +373,12 @@ class CheckpointSaver:
             best = best_of(evaluations, saved_best)
             kept = resumed.best if best is not None and best in saved_best else {}
             self._run.schedule.go_on_from(
-                evaluations, int(run["rounds"]), best, kept.get("weights"), kept.get("critics")
+                evaluations,
+                int(run["rounds"]),
+                best,
+                kept.get("weights"),
+                kept.get("critics"),
+                kept.get("reward_scale"),
             )
             names = [field.name for field in dataclasses.fields(WeightSnapshot)]
             waiting = [WeightSnapshot(**{name: copy[name] for name in names}) for copy in run["pending"]]

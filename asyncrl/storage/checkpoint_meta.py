@@ -40,6 +40,8 @@ class CheckpointMeta:
         weights_env_steps: environment steps at which evaluated acting weights were copied; None for the current ones.
         train_seconds: the run's training clock.
         return_mean: mean return of the evaluation of these weights, or None.
+        reward_scale: factor from the environment's rewards to those whose values the networks have learned; None if it
+            is not known.
         asyncrl_version: version of asyncrl that wrote the file.
     """
 
@@ -55,6 +57,7 @@ class CheckpointMeta:
     train_seconds: float = 0.0
     weights_env_steps: int | None = None
     return_mean: float | None = None
+    reward_scale: float | None = None
     asyncrl_version: str = __version__
 
 

@@ -44,7 +44,8 @@ class Resumption:
         run: state of everything else; see `run/saving.py`.
         rows: arrays of its replay file, or None if the rings begin empty.
         states: states of the actors, or None if they begin new episodes.
-        best: evaluations, weights and critics of the best checkpoint, which may be newer than this one; or empty.
+        best: evaluations, weights, critics and reward scale of the best checkpoint, which may be newer than this one;
+            or empty.
         notes: lines about what does not continue exactly.
         another_group: whether another group resumes from this checkpoint of rank 0, with its own random generators.
     """
@@ -331,8 +332,12 @@ def _resumption(
 def _best_state(folder: Path) -> dict[str, Any]:
     """Evaluations and weights in the best checkpoint; empty if there is none that can be read."""
     try:
-        state = load(folder / "best")[0]
-        kept = {"weights": state["weights"], "critics": state.get("critics")}
+        state, meta = load(folder / "best")
+        kept = {
+            "weights": state["weights"],
+            "critics": state.get("critics"),
+            "reward_scale": meta.reward_scale,
+        }
         return {"evaluations": state["run"]["evaluations"], **kept}
     except (CheckpointError, KeyError, TypeError):
         return {}

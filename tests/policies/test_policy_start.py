@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from several_agents import Parallel
 
-from asyncrl import DDPG, DQN, PPO, SAC, TD3, Trainer, load
+from asyncrl import A2C, DDPG, DQN, PPO, SAC, TD3, Trainer, load
 from asyncrl.algorithms.agent_policies import make_updater
+from asyncrl.algorithms.normalization import RewardScale
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import CheckpointError
-from asyncrl.interfaces import EnvSpec
+from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.options import option_values
 from asyncrl.policies.policy_start import begin_with_policy, policy_to_begin_with
 from asyncrl.policies.portable_policy import PortablePolicy
@@ -68,6 +71,50 @@ def test_critics_come_with_the_policy_of_a_run_and_not_with_another_algorithms(
         policy = trainer.learn(total_steps=1).policy
         assert np.array_equal(policy.weights, kept.weights)
         assert np.array_equal(policy.critics, kept.critics) == same
+
+
+def thousandfold(name: str) -> gymnasium.Env[Any, Any]:
+    """The environment with rewards a thousand times as large."""
+    return gymnasium.wrappers.TransformReward(gymnasium.make(name), lambda reward: 1000.0 * float(reward))
+
+
+@pytest.mark.parametrize("algorithm", [DQN, SAC, A2C])
+def test_the_factor_on_rewards_comes_with_the_values(algorithm: Any, tmp_path: Path) -> None:
+    """Rewards of 1 would get a factor of 1, in whose units the values of rewards of 1,000 would be 1,000 times off."""
+    options: dict[str, Any] = {"hidden_sizes": (16,)}
+    options |= {"normalize_rewards": False} if algorithm is A2C else {"learning_starts": 100}
+    env = "Pendulum-v1" if algorithm is SAC else "CartPole-v1"
+    Trainer(partial(thousandfold, env), algorithm(**options), run_dir=tmp_path / "run", **SMALL).learn(
+        total_steps=400
+    )
+    learned = load(tmp_path / "run").meta.reward_scale
+    assert learned is not None and learned < 0.01
+    load(tmp_path / "run").save(tmp_path / "with.policy", critics=algorithm is not DQN)
+    load(tmp_path / "run").save(tmp_path / "without.policy")
+    for file, given, scale in (
+        ("with.policy", {}, learned),
+        ("without.policy", {}, learned if algorithm is DQN else 1.0),
+        ("with.policy", {"reward_scale": 0.5}, 0.5),
+    ):
+        if given and algorithm is A2C:
+            continue
+        trainer = Trainer(env, algorithm(**options, **given), init_from=tmp_path / file, **SMALL)
+        assert trainer.learn(total_steps=400).policy.meta.reward_scale == pytest.approx(scale), (file, given)
+
+
+def test_normalised_rewards_go_on_from_the_divisor_of_the_policy() -> None:
+    spec = EnvSpec("t", (4,), "float32", DiscreteAction(2))
+    donor, core = (PPO(hidden_sizes=(8,)).make_updater(spec, "cpu", seed) for seed in (1, 2))
+    assert donor.learned_reward_scale != pytest.approx(0.02)
+    core.begin_with_reward_scale(0.02, 1_000)
+    assert core.learned_reward_scale == pytest.approx(0.02)
+    ones = RewardScale(0.99)
+    ones.moments.add(np.random.default_rng(0).normal(0.0, 1.0, (1_000, 1)))
+    core._rewards.moments.absorb(ones.moments)
+    halfway = (50.0**2 + 1.0) / 2
+    assert core.learned_reward_scale == pytest.approx(halfway**-0.5, rel=0.01), (
+        "of as many steps as the policy saw"
+    )
 
 
 def test_critics_of_another_algorithm_are_left(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -400,6 +401,53 @@ def test_a_run_leaves_critics_in_its_results_and_checkpoints(tmp_path: Path) -> 
     resumed = Trainer.resume(tmp_path / "run", total_steps="+200").learn()
     assert resumed.best is not None
     assert resumed.best.policy.values(obs).shape == (5,)
+
+
+class Paid(gymnasium.Env[Any, Any]):
+    """Episodes of one step, with a reward of 300 or 700 that the observation tells."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space: gymnasium.Space[Any] = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.obs = self.np_random.integers(2, size=1).astype(np.float32)
+        return self.obs, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.obs, 300.0 + 400.0 * float(self.obs[0]), True, False, {}
+
+
+class PaidBox(Paid):
+    """The same with real-valued actions."""
+
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+
+PAID: dict[str, tuple[type[Paid], Any, float]] = {
+    "ppo, normalised": (Paid, PPO(hidden_sizes=(32,)), 1 / 200),
+    "a2c, decided": (Paid, A2C(hidden_sizes=(32,), normalize_rewards=False), 1e-3),
+    "dqn, decided": (Paid, DQN(n_step=1, hidden_sizes=(32,), learning_starts=100, learning_rate=3e-3), 1e-3),
+    "dqn, given": (Paid, DQN(hidden_sizes=(32,), learning_starts=100, learning_rate=3e-3, reward_scale=0.01), 0.01),
+    "td3, decided": (PaidBox, TD3(hidden_sizes=(32,), learning_starts=100), 1e-3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PAID)
+def test_values_are_in_the_units_of_the_environments_rewards(case: str, tmp_path: Path) -> None:
+    env, algorithm, scale = PAID[case]
+    trainer = Trainer(env, algorithm, run_dir=tmp_path / "run", eval_interval_steps=1_000, **SMALL)
+    result = trainer.learn(total_steps=4_000)
+    assert result.best is not None
+    obs = np.array([[0.0], [1.0]], np.float32)
+    result.policy.save(tmp_path / "paid.policy", critics="dqn" not in case)
+    latest = tmp_path / "run" / "checkpoints" / "latest"
+    for policy in (result.policy, asyncrl.load(latest), asyncrl.load(tmp_path / "paid.policy")):
+        assert policy.meta.reward_scale == pytest.approx(scale, rel=0.1)
+        np.testing.assert_allclose(policy.values(obs), [300.0, 700.0], atol=60)
+    values = result.policy.q_values(obs) if case[:3] in ("dqn", "td3") else result.policy.values(obs)[:, None]
+    assert values.min(axis=1) == pytest.approx(result.policy.values(obs), abs=60)
+    np.testing.assert_array_equal(asyncrl.load(tmp_path / "run").values(obs), result.best.policy.values(obs))
 
 
 def test_the_best_weights_have_the_same_critics_in_the_result_and_in_the_file(

@@ -62,6 +62,10 @@ class Learner:
     async def critics(self):
         return np.array([[self.updates]], np.float32)
 
+    @property
+    def reward_scale(self):
+        return 1.0 / (1 + self.updates)
+
     async def hold(self):
         assert not self.ended, "a learner that has ended answers nobody"
         self.held = True
@@ -235,6 +239,7 @@ def test_the_first_copy_in_order_that_is_confirmed_ends_the_run():
         assert rig.schedule.best_critics is not None, (
             "those of the learner at that time, for the result's values"
         )
+        assert rig.schedule.best_reward_scale == 1.0 / (1 + rig.schedule.best_critics[0, 0])
 
     asyncio.run(scenario())
 
