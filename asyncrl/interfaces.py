@@ -76,7 +76,7 @@ class Bins:
 
 @dataclass(frozen=True)
 class ValuePairs:
-    """Predicted values of some steps and the discounted returns that followed them, in the unit of the values."""
+    """Predicted values of some steps and the discounted returns that followed them, in the unit of the rewards."""
 
     predicted: tuple[float, ...]
     realised: tuple[float, ...]

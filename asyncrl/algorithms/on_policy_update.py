@@ -277,15 +277,18 @@ class OnPolicyUpdate(Stateful):
 
     @torch.no_grad()
     def value_pairs(self) -> ValuePairs | None:
-        """Values of some rows of the present iteration, and their returns, which the values at its end complete."""
+        """Values of some rows of the present iteration, and their returns, which the values at its end complete.
+
+        Both are in the unit of the environment's rewards.
+        """
         if self._rollout is None or self._batch is None:
             return None
         found = self.config.values_and_returns(self._rollout, self._batch)
         if found is None:
             return None
-        values, returns = found
-        every = slice(None, None, max(1, -(-len(values) // MOST_PAIRS)))
-        return ValuePairs(tuple(values[every].tolist()), tuple(returns[every].tolist()))
+        every = slice(None, None, max(1, -(-len(found[0]) // MOST_PAIRS)))
+        values, returns = (some[every] / self.learned_reward_scale for some in found)
+        return ValuePairs(tuple(values.tolist()), tuple(returns.tolist()))
 
     def state_dict(self) -> dict[str, Any]:
         """Networks, optimiser, statistics, counters and, within an iteration, its rollout, as copies on the host."""

@@ -23,7 +23,15 @@ from asyncrl.acting.log_prob import squashed_gaussian
 from asyncrl.algorithms.maximum_entropy_update import squashed_draw
 from asyncrl.cli.main import main
 from asyncrl.errors import CheckpointError, ConfigurationError
-from asyncrl.interfaces import Agent, BoxAction, DiscreteAction, EnvSpec, Leaf, MultiDiscreteAction
+from asyncrl.interfaces import (
+    Agent,
+    BoxAction,
+    DiscreteAction,
+    EnvSpec,
+    Leaf,
+    MultiDiscreteAction,
+    ValuePairs,
+)
 from asyncrl.learning.learner import Learner
 from asyncrl.policies.policy_file import read_policy_file, write_policy
 from asyncrl.policies.portable_policy import PortablePolicy
@@ -437,8 +445,12 @@ PAID: dict[str, tuple[type[Paid], Any, float]] = {
 def test_values_are_in_the_units_of_the_environments_rewards(case: str, tmp_path: Path) -> None:
     env, algorithm, scale = PAID[case]
     trainer = Trainer(env, algorithm, run_dir=tmp_path / "run", eval_interval_steps=1_000, **SMALL)
-    result = trainer.learn(total_steps=4_000)
+    shown: list[ValuePairs] = []
+    result = trainer.learn(
+        4_000, on_snapshot=lambda s: shown.append(s.value_pairs) if s.value_pairs else None
+    )
     assert result.best is not None
+    np.testing.assert_allclose(np.unique(np.round(shown[-1].realised)), [300.0, 700.0])
     obs = np.array([[0.0], [1.0]], np.float32)
     result.policy.save(tmp_path / "paid.policy", critics="dqn" not in case)
     latest = tmp_path / "run" / "checkpoints" / "latest"
