@@ -836,7 +836,7 @@ class Parts:
 
     def __init__(self, run: Any, fails: str) -> None:
         self.run, self.fails = run, fails
-        self.levels, self.level_returns = ("",), {}
+        self.levels, self.level_returns, self.reward_scale = ("",), {}, 0.25
         self.log: list[str] = []
 
     def _note(self, step: str) -> None:
@@ -876,8 +876,8 @@ class Parts:
             await asyncio.Event().wait()
         return np.ones(episodes), np.full(episodes, 5)
 
-    def policy(self, weights: Any, moment: Any, critics: Any) -> Any:
-        assert critics is CRITICS
+    def policy(self, weights: Any, moment: Any, critics: Any, reward_scale: float) -> Any:
+        assert critics is CRITICS and reward_scale == self.reward_scale
         return weights
 
     def show_state(self, state: str, **fields: Any) -> None:

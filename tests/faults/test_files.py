@@ -495,7 +495,7 @@ class EmptySaver(CheckpointSaver):
 
 
 class FakeLearner:
-    inserted_steps, updates, policy_version = 0, 5, 1
+    inserted_steps, updates, policy_version, reward_scale = 0, 5, 1, 0.5
 
     async def current_weights(self) -> Any:
         return np.zeros(3, np.float32), 1
@@ -572,6 +572,7 @@ def test_a_header_has_the_counters_of_its_state_although_the_learner_has_gone_on
         loop, publisher = (state["run"]["learner"][name] for name in ("loop", "publisher"))
         assert (header.env_steps, header.updates) == (loop["inserted_steps"], publisher["updates"])
         assert path.name == str(header.env_steps)
+        assert header.reward_scale == 0.5
 
     directory = RunDirectory(tmp_path)
     asyncio.run(main())
