@@ -106,7 +106,7 @@ class CheckpointSaver:
         self._unsaved_best: tuple[dict[str, Any], CheckpointMeta] | None = None
         self._written: tuple[str, tuple[object, ...]] = ("", ())
         """Path of the last checkpoint, and the key of its state."""
-        self._told: tuple[str, set[int]] = ("", set())
+        self._announced: tuple[str, set[int]] = ("", set())
         """Path of the last checkpoint that the callbacks were told of, and hashes of its acting weights."""
         self._rows_written: tuple[str, tuple[int, ...]] = ("", ())
         """Name of the last rows file, and the learner's updates and ring positions at that time."""
@@ -246,11 +246,11 @@ class CheckpointSaver:
         # The best weights are written without rows, so that file is not the one to resume from.
         latest = not (best and self.keeps_rows)
         path = str(await asyncio.to_thread(folder.save, state, meta, best=best, latest=latest))
-        before, told = self._told
-        told, weights = told if path == before else set(), hash(state["weights"].tobytes())
+        before, hashes = self._announced
+        hashes, weights = hashes if path == before else set(), hash(state["weights"].tobytes())
         # The end of a run adds its evaluations to the checkpoint that it has just written.
-        if weights not in told:
-            self._told = path, {*told, weights}
+        if weights not in hashes:
+            self._announced = path, {*hashes, weights}
             self._run.callbacks.checkpoint(path)
         return path
 

@@ -77,13 +77,13 @@ class SeedResults:
         if result is None:
             return f"{head}failed: {error_text(error).partition(chr(10))[0] if error else ''}"
         final = result.evaluation
-        told = "not evaluated" if final is None else with_deviation(final.return_mean, final.return_std)
+        ending = "not evaluated" if final is None else with_deviation(final.return_mean, final.return_std)
         best = "" if result.best is None else f"best {of_return(result.best.evaluation.return_mean)}, "
         summary = result.summary
         reached = summary.get("steps_to_target")
         target = "" if reached is None else f", target after {reached:,} steps"
         return (
-            f"{head}final return {told}, {best}{summary['env_steps']:,} steps, "
+            f"{head}final return {ending}, {best}{summary['env_steps']:,} steps, "
             f"{summary['train_seconds']:.1f} s, {result.stop_reason}{target}"
         )
 
