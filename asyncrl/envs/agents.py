@@ -84,10 +84,10 @@ def agents_of(name: str, env: Any) -> AgentsEnv | None:
                 f"{options} must be {rule} for {name}, which has one agent", fix=f"leave {options} out"
             )
         return None
-    options: dict[str, bool] = {"agent_id": AgentId in chosen, "pad_spaces": PadSpaces in chosen}
+    arguments: dict[str, bool] = {"agent_id": AgentId in chosen, "pad_spaces": PadSpaces in chosen}
     if ByPolicy in chosen:
-        return AgentsByPolicy(name, parallel, chosen[ByPolicy]["patterns"], **options)
-    return AgentsEnv(name, parallel, **options)
+        return AgentsByPolicy(name, parallel, chosen[ByPolicy]["patterns"], **arguments)
+    return AgentsEnv(name, parallel, **arguments)
 
 
 def _parallel(name: str, env: Any) -> Any:
