@@ -77,7 +77,7 @@ class BC(Offline):
 
     name: ClassVar[str] = "bc"
     action_kinds: ClassVar[tuple[type, ...]] = (DiscreteAction, MultiDiscreteAction, BoxAction)
-    gamma: ClassVar[float] = 0.0
+    gamma: ClassVar[float] = 0.0  # type: ignore[misc]
 
     exploration_scale: Coefficient = 0.1
     """Standard deviation of the noise of exploring real-valued actions, in units of half the action range."""

@@ -33,6 +33,11 @@ def _require_factory(network: NetworkFactory) -> None:
         raise TypeError(f"{must}, got one whose call fails: {refused}")
 
 
+GAMMA, SHORT_LIMIT, LEAST_GAMMA = 0.99, 200, 0.8
+"""Discount by default, and time limit below which it is 1 - 2 / limit, at least the last number. With 0.99 values reach
+further than such episodes, and the values of states that earn nothing stay too high (docs/defaults-study.md)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters(metaclass=Answering):
     """Options common to all algorithms. `OffPolicy`, `SegmentLearning` and `Offline` extend this record.
@@ -66,6 +71,19 @@ class Hyperparameters(metaclass=Answering):
     if TYPE_CHECKING:  # every record has these too, with its own values
         learning_rate_schedule: str
         discipline: str
+        gamma: Any
+
+    @property
+    def discount(self) -> float:
+        """`gamma`, which `for_run` has chosen where it was left to the run."""
+        return GAMMA if self.gamma is None else self.gamma
+
+    def gamma_for(self, spec: EnvSpec) -> float:
+        """`gamma`, or the one chosen by the time limit; see `GAMMA`."""
+        limit = spec.max_episode_steps
+        if self.gamma is not None or limit is None or limit >= SHORT_LIMIT:
+            return self.discount
+        return max(LEAST_GAMMA, round(1.0 - 2.0 / limit, 4))
 
     def __new__(cls, *values: object, **options: object) -> Self:
         """Raise TypeError for an unknown option, or a value without a name.

@@ -323,7 +323,7 @@ class IMPALA(OnPolicy):
             values[:own].reshape(at.shape),
             values[own:],
             flags,
-            self.gamma,
+            self.discount,
             1.0 if self.gae_lambda is None else self.gae_lambda,
             (self.rho_bar, self.c_bar, self.pg_rho_bar),
         )

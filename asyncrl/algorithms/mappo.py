@@ -104,7 +104,7 @@ class MAPPO(PPO):
             value[::agents],
             last_value[::agents],
             team_flags(rollout.flags, agents),
-            self.gamma,
+            self.discount,
             self.gae_lambda,
         )
         advantage, target = (np.repeat(of_team, agents, axis=0) for of_team in found)

@@ -130,7 +130,7 @@ class MaximumEntropyUpdate(ContinuousUpdate):
         """See `entropy_margin`. The initial alpha counts too: values forget its bonus slowly."""
         config = self.config
         alpha = max(float(self.alpha), config.ent_coef or config.ent_coef_initial)
-        return entropy_margin(alpha, self.target_entropy, self.layout.action_values, config.gamma)
+        return entropy_margin(alpha, self.target_entropy, self.layout.action_values, config.discount)
 
 
 class MaximumEntropyBuffers(Buffers):

@@ -48,8 +48,8 @@ class OffPolicy(Hyperparameters):
     batch_size: Count = 64
     """Transitions per update."""
 
-    gamma: Fraction = 0.99
-    """Discount per environment step."""
+    gamma: Fraction | None = None
+    """Discount per environment step. None: 0.99, or 1 - 2 / T where a time limit of T < 200 steps ends the episodes."""
 
     reward_scale: Positive | None = None
     """Factor on rewards; action values, supports and entropies are in scaled units. None: 1, or where the first rewards
@@ -196,7 +196,7 @@ class OffPolicy(Hyperparameters):
         has a success rate of 1.0 after 3,000 steps with it and after 16,000 and more without (docs/defaults-study.md).
 
         The replay holds all steps of the run up to a million, as many as fit into `CAPACITY_BYTES` of observations, and
-        at least `LEAST_CAPACITY`.
+        at least `LEAST_CAPACITY`. `gamma` follows from the time limit.
 
         Raises:
             SpacesDoNotFit: goals are to be relabelled, and there are none, or no rewards for them (ASYNC005). A policy
@@ -223,7 +223,11 @@ class OffPolicy(Hyperparameters):
             wanted = min(config.total_steps or LEAST_CAPACITY, MOST_CAPACITY, CAPACITY_BYTES // max(1, step))
             capacity = max(LEAST_CAPACITY, self.learning_starts, self.batch_size, wanted)
         return replace(
-            self, n_sampled_goal=count, normalize_observations=normalized, replay_capacity=capacity
+            self,
+            gamma=self.gamma_for(spec),
+            n_sampled_goal=count,
+            normalize_observations=normalized,
+            replay_capacity=capacity,
         )
 
     def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:

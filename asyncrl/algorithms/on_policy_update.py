@@ -70,7 +70,7 @@ class OnPolicyUpdate(Stateful):
         self._seed, self._iterations, self._updates, self._samples = seed, 0, 0, 0
         self._epoch, self._last_epoch, self._position, self._reusable = 0, 0, 0, 0
         self._parts: list[tuple[Part, Tensor]] = []
-        self._rewards = RewardScale(config.gamma)
+        self._rewards = RewardScale(config.discount)
         self._reward_factor, self._rewarded = RewardFactor(), False
         if config.normalize_rewards:
             self.vector.shared += (self._rewards.moments,)

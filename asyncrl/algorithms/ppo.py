@@ -218,7 +218,7 @@ class PPO(OnPolicy):
         """Advantages and value targets `[S, T]`, from values `[S, T]` and values `[S]` after the last rows."""
         from asyncrl.algorithms.returns import gae
 
-        return gae(rollout.reward, value, last_value, rollout.flags, self.gamma, self.gae_lambda)
+        return gae(rollout.reward, value, last_value, rollout.flags, self.discount, self.gae_lambda)
 
     def _minibatches(self, rollout: PolicyRollout, rows: int) -> int:
         """Number of gradient steps of a pass over `rows` trained rows."""

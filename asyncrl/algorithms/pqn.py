@@ -179,7 +179,7 @@ class PQN(SegmentLearning):
         from asyncrl.algorithms.returns import gae
 
         value, last_value = rollout.greatest_values()
-        _, target = gae(rollout.reward, value, last_value, rollout.flags, self.gamma, self.q_lambda)
+        _, target = gae(rollout.reward, value, last_value, rollout.flags, self.discount, self.q_lambda)
         # Every row has the same weight in its minibatch's mean, independent of the division of the rows.
         rows = int(np.count_nonzero(rollout.trained))
         share = np.float32(self._minibatches(rows) / max(rows, 1))

@@ -74,7 +74,7 @@ class RecurrentQLearning(QLearning):
         if self.cell is None:
             return None
         period = self.sequence_period or max(1, self.sequence_length // 2)
-        return SequenceShape(self.burn_in, self.sequence_length, period, self.n_step, self.gamma)
+        return SequenceShape(self.burn_in, self.sequence_length, period, self.n_step, self.discount)
 
     @property
     def sample_rows(self) -> int:

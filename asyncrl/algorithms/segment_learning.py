@@ -54,8 +54,8 @@ class SegmentLearning(Hyperparameters):
     """Schedule of the learning rate: constant, linear to 0 over the run's steps, or cooldown (linear to 0 over their
     last fifth)."""
 
-    gamma: Fraction = 0.99
-    """Discount per environment step."""
+    gamma: Fraction | None = None
+    """Discount per environment step. None: 0.99, or 1 - 2 / T where a time limit of T < 200 steps ends the episodes."""
 
     epochs: Count = 1
     """Epochs over the segments of a batch."""
@@ -148,13 +148,15 @@ class SegmentLearning(Hyperparameters):
 
         Segments are so long that a batch has `BATCH_STEPS` or `BOX_BATCH_STEPS` steps, whatever the number of actors
         and environments is, and at least `SHORTEST` rows, below which advantages would consist of little but the value
-        network's error. Bytes are normalised: as inputs they saturate the first layer.
+        network's error. Bytes are normalised: as inputs they saturate the first layer. `gamma` follows from the time
+        limit.
         """
         streams = self.streams_of_batch(config, spec)
         steps = BOX_BATCH_STEPS if isinstance(spec.action, BoxAction) else BATCH_STEPS
         normalized = self.normalize_observations
         return dataclasses.replace(
             self,
+            gamma=self.gamma_for(spec),
             segment_length=self.segment_length or max(SHORTEST, steps // streams),
             normalize_observations=spec.observation_kind == "bytes" if normalized is None else normalized,
         )

@@ -34,6 +34,7 @@ from asyncrl.learning.dataset_loop import DatasetLoop
 from asyncrl.learning.lockstep_replay import LockstepReplayLoop
 from asyncrl.learning.mirror import ObservationMirror, make_mirror
 from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
+from asyncrl.learning.replay_loop import discount_of
 from asyncrl.learning.segment_loop import SegmentLoop
 from asyncrl.learning.update_loop import LoopOptions, UpdateLoop
 from asyncrl.replay.dataset_replay import DatasetReplay, MixedReplay
@@ -142,7 +143,7 @@ def _replay_of(
         of_team = JointSequenceReplay(rings, shape=shape, **options)
         return of_team, JointSequenceBatch.allocate(algorithm.batch_size, shape, seen, fields, states)
     if algorithm.update_loop == "joint":
-        steps: TransitionOptions = {**options, "n_step": algorithm.n_step, "gamma": algorithm.gamma}
+        steps: TransitionOptions = {**options, "n_step": algorithm.n_step, "gamma": discount_of(algorithm)}
         joint = JointReplay(rings, of_team=algorithm.team_reward, **steps)
         return joint, JointBatch.allocate(algorithm.batch_size, seen, fields, states)
     if algorithm.update_loop == "sequences":
@@ -166,12 +167,12 @@ def _transitions(
             n_sampled_goal=algorithm.n_sampled_goal,
             strategy=algorithm.goal_selection_strategy,
             n_step=algorithm.n_step,
-            gamma=algorithm.gamma,
+            gamma=discount_of(algorithm),
         )
     uniform = not algorithm.prioritized
     return {
         "n_step": algorithm.n_step,
-        "gamma": algorithm.gamma,
+        "gamma": discount_of(algorithm),
         "priorities": PriorityRules(uniform=True) if uniform else PriorityRules(algorithm.alpha),
         "frame_stack": algorithm.frame_stack,
         "hindsight": hindsight,

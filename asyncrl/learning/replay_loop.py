@@ -99,6 +99,7 @@ class ReplayLoop(UpdateLoop):
         **run: Unpack[LoopOptions],
     ) -> None:
         self._algorithm, self._mirror = algorithm, mirror
+        self._discount = discount_of(algorithm)
         # `PolicyReplays` has all methods that are used without groups, mirror and value pairs.
         self._replay: RingReplay[Any] = replay  # type: ignore[assignment]
         self._batch: Any = batch  # of the type used by replay and core
@@ -230,7 +231,12 @@ class ReplayLoop(UpdateLoop):
         ids = self._replay.acted(self._batch).ids[:MOST_PAIRS]
         for row_id, value in zip(ids.tolist(), values.tolist(), strict=False):
             ring, position, stream = self._replay.place_of(row_id)
-            followed = realised_return(self.rings[ring], position, stream, self._algorithm.gamma)
+            followed = realised_return(
+                self.rings[ring],
+                position,
+                stream,
+                self._discount,
+            )
             if followed is not None:
                 predicted.append(value)
                 realised.append(followed)
@@ -273,3 +279,8 @@ class ReplayLoop(UpdateLoop):
         self._granted[:] = self._positions[:] = [ring.published() for ring in self.rings]
         restore(self.policy_lag, {**state["policy_lag"], "seen": self._positions})
         restore_empty_replay(self._replay, state["replay"])
+
+
+def discount_of(algorithm: Any) -> float:
+    """Discount per step of a record; of one of ours also before a run has chosen it."""
+    return float(getattr(algorithm, "discount", algorithm.gamma))

@@ -161,7 +161,7 @@ def test_gradient_is_that_of_the_papers_loss(kind: str, normalized: bool) -> Non
 
     def targets_of(ratio, *rest):  # type: ignore[no-untyped-def]
         ratios.append(np.exp(ratio))
-        return vtrace(ratio, *rest, algorithm.gamma, 0.9, (0.9, 0.8, 1.1))
+        return vtrace(ratio, *rest, algorithm.discount, 0.9, (0.9, 0.8, 1.1))
 
     expected = slow_gradient(core, segments, targets_of)
     iterate(core, segments)
@@ -175,7 +175,7 @@ def test_a2c_is_the_policy_gradient_of_gae_whoever_acted() -> None:
     assert isinstance(algorithm, A2C) and algorithm.discipline == "synchronous"
     core = algorithm.make_updater(SPECS["discrete"], "cpu", 0)
     segments = stale_batch(algorithm, SPECS["discrete"], core)
-    expected = slow_gradient(core, segments, lambda _, *rest: gae(*rest, algorithm.gamma, 0.7)[::-1])
+    expected = slow_gradient(core, segments, lambda _, *rest: gae(*rest, algorithm.discount, 0.7)[::-1])
     iterate(core, segments)
     torch.testing.assert_close(core.nets.gradient, expected, rtol=2e-3, atol=2e-5)
 

@@ -9,12 +9,30 @@ from typing import Any
 
 import pytest
 
-from asyncrl import A2C, BC, DQN, IMPALA, IQL, MAPPO, PPO, PQN, R2D2, Trainer, TrainerConfig
+from asyncrl import A2C, BC, DQN, IMPALA, IQL, MAPPO, PPO, PQN, R2D2, SAC, Trainer, TrainerConfig
 from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
 
 SPEC = EnvSpec("discrete", (4,), "float32", DiscreteAction(2))
 BOX = EnvSpec("box", (4,), "float32", BoxAction((-1.0,), (1.0,), (1,)))
+
+
+@pytest.mark.parametrize(
+    ("limit", "given", "gamma"),
+    [(None, None, 0.99), (1_000, None, 0.99), (200, None, 0.99), (150, None, 0.9867), (50, None, 0.96),
+     (64, None, 0.9688), (8, None, 0.8), (1, None, 0.8), (50, 0.99, 0.99), (50, 0.0, 0.0)],
+)  # fmt: skip
+def test_the_discount_follows_from_a_short_time_limit(
+    limit: int | None, given: float | None, gamma: float
+) -> None:
+    for record, spec in ((PPO, SPEC), (DQN, SPEC), (SAC, BOX), (IMPALA, BOX), (PQN, SPEC)):
+        limited = replace(spec, max_episode_steps=limit)
+        config = TrainerConfig(env="any", algo=record.name, num_actors=1)
+        told = record(gamma=given)
+        assert told.for_run(config, limited).gamma == gamma
+        assert told.discount == (0.99 if given is None else given)
+    config = TrainerConfig(env="any", algo="r2d2", num_actors=1)
+    assert R2D2().for_run(config, replace(SPEC, max_episode_steps=50)).gamma == 0.997
 
 
 @pytest.mark.parametrize(
@@ -35,7 +53,7 @@ def test_a_batch_has_as_many_steps_for_any_number_of_actors(
     record = PPO(segments_per_batch=segments)
     assert record.for_run(config, SPEC).segment_length == length
     assert record.for_run(config, BOX).segment_length == real
-    told = PPO(segment_length=7, ent_coef=0.5)
+    told = PPO(segment_length=7, ent_coef=0.5, gamma=0.9)
     assert told.for_run(config, SPEC) == replace(
         told, normalize_observations=False, learning_rate_schedule="constant"
     )

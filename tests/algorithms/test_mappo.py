@@ -124,8 +124,8 @@ class Twin:
                 over = all(own[n, t] for n in acts)
                 goes_on = not over or any(own[n, t] == TRUNCATED for n in acts)
                 paid = sum(float(segment.reward[e * AGENTS + n, t]) for n in acts)
-                delta = paid + config.gamma * values[t + 1] * goes_on - values[t]
-                carried = delta + config.gamma * config.gae_lambda * (0.0 if over else carried)
+                delta = paid + config.discount * values[t + 1] * goes_on - values[t]
+                carried = delta + config.discount * config.gae_lambda * (0.0 if over else carried)
                 advantage[e, t], target[e, t] = carried, carried + values[t]
         return advantage, target
 

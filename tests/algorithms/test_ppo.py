@@ -87,9 +87,9 @@ class Twin:
                     continue
                 reward = float(np.clip(segment.reward[e, t] / divisor, -10, 10)) if divisor else 0.0
                 ahead = 0.0 if flag & TERMINATED else float(last[e] if at_end else value[e, t + 1])
-                advantage[e, t] = reward + config.gamma * ahead - value[e, t]
+                advantage[e, t] = reward + config.discount * ahead - value[e, t]
                 if not at_end and not flag & (TERMINATED | TRUNCATED) and not segment.flags[e, t + 1] & RESET:
-                    advantage[e, t] += config.gamma * config.gae_lambda * advantage[e, t + 1]
+                    advantage[e, t] += config.discount * config.gae_lambda * advantage[e, t + 1]
         return advantage, value
 
     def iterate(self, segments: list[Segment], orders: list[list[np.ndarray]], divisor: float = 1.0) -> None:

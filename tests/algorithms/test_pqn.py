@@ -71,7 +71,7 @@ def slow_targets(algorithm: PQN, spec: EnvSpec, module: nn.Module, segment: Segm
     Every lambda-return is the sum of its n-step returns with weights (1 - lambda) lambda^(n - 1), of which the last has
     the rest of the weight (Peng & Williams 1996).
     """
-    gamma, lam = algorithm.gamma, algorithm.q_lambda
+    gamma, lam = algorithm.discount, algorithm.q_lambda
     found = np.full(segment.reward.shape, np.nan)
     for e in range(segment.num_envs):
         obs = np.concatenate((segment.obs[e], segment.last_obs[e : e + 1]))
@@ -211,7 +211,7 @@ def test_epsilon_falls_over_a_tenth_of_the_run() -> None:
     assert chosen.exploration_steps == 5_000 and chosen.segment_length == 64
     policy = chosen.make_policy(SPECS["discrete"])
     assert [policy.epsilon.base(steps) for steps in (0, 2_500, 5_000)] == pytest.approx([1.0, 0.525, 0.05])
-    told = PQN(exploration_steps=7, segment_length=9, normalize_observations=False)
+    told = PQN(exploration_steps=7, segment_length=9, gamma=0.9, normalize_observations=False)
     assert told.for_run(config, SPECS["discrete"]) == told
     endless = TrainerConfig(env="any", algo="pqn", num_actors=1)
     assert PQN().for_run(endless, SPECS["discrete"]).exploration_steps == 10_000

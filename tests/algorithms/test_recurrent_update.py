@@ -202,7 +202,7 @@ def slow_ppo(twin: Twin, segments: list[Segment]) -> None:
     with torch.no_grad():
         proximal, _, old_value, last = twin.run(segments)
     advantage, target = gae(
-        arrays["reward"], old_value.numpy(), last.numpy(), flags, config.gamma, config.gae_lambda
+        arrays["reward"], old_value.numpy(), last.numpy(), flags, config.discount, config.gae_lambda
     )
     own = advantage[valid.numpy()]
     a = torch.from_numpy((advantage - own.mean()) / (own.std() + 1e-8))
@@ -225,7 +225,12 @@ def slow_impala(twin: Twin, segments: list[Segment]) -> None:
     log_prob, entropy, value, last = twin.run(segments)
     ratio = log_prob.detach().numpy() - arrays["behaviour"]
     target, advantage = vtrace(
-        ratio, arrays["reward"], value.detach().numpy(), last.detach().numpy(), arrays["flags"], config.gamma
+        ratio,
+        arrays["reward"],
+        value.detach().numpy(),
+        last.detach().numpy(),
+        arrays["flags"],
+        config.discount,
     )
     valid = torch.from_numpy((arrays["flags"] & RESET) == 0)
     weight = torch.from_numpy(arrays["weight"]) * valid / valid.sum()

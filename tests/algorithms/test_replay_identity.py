@@ -80,7 +80,7 @@ class Loop:
         self.replay = PrioritizedReplay(
             [RingReader(segment, layout)],
             n_step=algorithm.n_step,
-            gamma=algorithm.gamma,
+            gamma=algorithm.discount,
             priorities=PriorityRules(algorithm.alpha, uniform=not algorithm.prioritized),
             rng=np.random.default_rng(2),
         )

@@ -61,7 +61,7 @@ def test_lists_are_texts_and_whole_options_have_whole_numbers(tmp_path: Path) ->
     ("text", "error"),
     [
         ("[gama]\nchoices = [0.9]", "DQN has no option gama; did you mean gamma"),
-        ("[gamma]\nchoices = [2.0, 'x']", "gamma must be a number, got 'x'"),
+        ("[gamma]\nchoices = [2.0, 'x']", "gamma must be a number or none, got 'x'"),
         ("[gamma]\nlow = 0.9", "gamma must have low and high, or choices"),
         ("[gamma]\nlow = 0.9\nhigh = 0.8", "gamma must have numbers with low < high"),
         ("[gamma]\nlow = 0.0\nhigh = 0.8\nlog = true", "log of gamma must be false, or low above 0"),

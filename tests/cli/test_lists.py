@@ -87,7 +87,7 @@ def test_ls(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["run", "env", "algo", "seed", "state", "steps", "best", "final", "age"]
     assert lines[1].split() == [
-        *("good", "CartPole-v1", "dqn", "gamma=0.99,", "num_actors=none", "0"),
+        *("good", "CartPole-v1", "dqn", "gamma=none,", "num_actors=none", "0"),
         *("finished", "12,345", "490.5", "480.2", "2", "h"),
     ]
     assert lines[2].split()[:11] == [
@@ -107,7 +107,7 @@ def test_ls_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "run": "good",
         "env": "CartPole-v1",
         "algo": "dqn",
-        "group": "dqn gamma=0.99, num_actors=none",
+        "group": "dqn gamma=none, num_actors=none",
         "seed": 0,
         "tags": [],
         "state": "finished",
@@ -187,8 +187,8 @@ def test_diff(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options, outcome = (part.splitlines() for part in text.split("\n\n"))
     assert [line.split() for line in options] == [
         ["option", "A", "B"],
-        ["dqn.gamma", "0.99", "0.5"],
         ["trainer.num_actors", "not", "set", "2"],
+        ["dqn.gamma", "not", "set", "0.5"],
     ]
     rows = {line[:20].strip(): line[20:].split() for line in outcome}
     assert rows["state"] == ["finished", "failed"]
