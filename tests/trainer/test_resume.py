@@ -101,7 +101,7 @@ def test_counters_clocks_and_files_go_on(run: Path, capfd: pytest.CaptureFixture
     assert meta["started"] <= resumed["started"]
     assert tuple(resumed["notes"]) == trainer.resumed_from[1:]
     config, algorithm = options_of_run(run)
-    chosen = {"exploration_steps": 10_000, "replay_capacity": 100_000}
+    chosen = {"gamma": 0.99, "exploration_steps": 10_000, "replay_capacity": 100_000}
     without_goals = dataclasses.replace(ALGORITHM, n_sampled_goal=0, normalize_observations=False, **chosen)
     assert (config.total_steps, config.eval_interval_steps, algorithm) == (total, 250, without_goals)
 
