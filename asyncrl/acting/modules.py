@@ -176,8 +176,9 @@ class ModuleActingNetwork(ActingNetwork):
         return torch.cuda.stream(self._stream)
 
     def __getstate__(self) -> dict[str, Any]:
+        empty = np.empty((0, self._inputs), np.float32)
         here = {"_module": None, "_flat": None, "_stream": None, "_host": None, "device": "cpu"}
-        return super().__getstate__() | {"_reserve": np.empty((0, self._inputs), np.float32)} | here
+        return super().__getstate__() | here | {"_reserve": empty, "_x": empty}
 
 
 def _tensor(array: NDArray[np.float32]) -> Tensor:

@@ -886,8 +886,9 @@ class Run:
     ) -> TrainResult:
         make_policy, schedule, best = self.origin.policy, self.schedule, None
         if schedule.best is not None and schedule.best_weights is not None:
-            learned = schedule.best_critics, schedule.best_reward_scale
-            best_policy = make_policy(schedule.best_weights, schedule.best, *learned)
+            best_policy = make_policy(
+                schedule.best_weights, schedule.best, schedule.best_critics, schedule.best_reward_scale
+            )
             best = BestPolicy(best_policy, schedule.best)
         return TrainResult(
             policy=make_policy(weights, evaluation or snapshot, critics, self.learner.reward_scale),

@@ -22,7 +22,7 @@ TUNE = ["CartPole-v1", "--algo", "dqn"]
 def test_the_options_to_beat_are_those_that_train_takes() -> None:
     options = parse([*TUNE, "--trials", "7", "--dqn.batch-size", "32", "--max-seconds", "9"])
     assert (options.trials, options.max_seconds, options.held_out) == (7, 9.0, 5)
-    assert options.algorithm.discount == 0.995, "the preset's"  # type: ignore[attr-defined]
+    assert options.algorithm.gamma == 0.995, "the preset's"  # type: ignore[attr-defined]
     assert "batch_size" not in options.space.options and "gamma" in options.space.options
     assert (options.config.total_steps, options.config.max_seconds) == (50_000, None)
     assert (options.config.eval_interval_steps, options.config.http) == (5_000, "off")

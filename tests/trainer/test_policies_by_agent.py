@@ -356,7 +356,7 @@ def test_each_policy_has_its_own_options(tmp_path: Path) -> None:
     for policy in (result.policy, asyncrl.load(tmp_path / "run"), asyncrl.load(file)):
         warm, cool = (policy.by_policy[name] for name in POLICIES)
         assert warm.algorithm.hidden_sizes == (8, 8) and cool.algorithm.hidden_sizes == (16,)
-        assert (warm.algorithm.discount, cool.algorithm.discount) == (0.99, 0.5)
+        assert (warm.algorithm.gamma, cool.algorithm.gamma) == (0.99, 0.5)
         assert policy.predict(obs)[0].keys() == obs.keys()
         alone = asyncrl.load(warm.save(tmp_path / "warm.policy"))
         assert alone.algorithm == warm.algorithm

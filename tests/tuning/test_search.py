@@ -48,7 +48,7 @@ def quality(job: Job) -> float:
     """Return of a run in the end: the best at gamma 0.8 and 64 units; a seed adds a little."""
     algorithm: Any = job.algorithm
     return (
-        -100 * abs(algorithm.discount - 0.8)
+        -100 * abs(algorithm.gamma - 0.8)
         - 5 * (algorithm.hidden_sizes == (32, 32))
         + job.config.seed % 7 * 0.1
     )
@@ -167,7 +167,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 def test_it_finds_what_is_better_and_compares_it_on_new_seeds(whole: Whole) -> None:
     pool, found = whole.pool, whole.found
-    assert found.trial > 0 and abs(found.algorithm.discount - 0.8) < 0.1
+    assert found.trial > 0 and abs(found.algorithm.gamma - 0.8) < 0.1
     assert found.algorithm.hidden_sizes == (64, 64) and type(found.algorithm.batch_size) is int
     assert found.held_out.seeds == (1000, 1001, 1002)
     expected = [
