@@ -268,7 +268,7 @@ class EnvSpec:
         observation_shape: shape of one observation.
         observation_dtype: NumPy dtype name in which observations are stored (float64 spaces are stored as float32).
         action: action space.
-        max_episode_steps: time limit in steps, or None.
+        max_episode_steps: time limit in steps by the environment's registration, or None.
         reward_threshold: return from which the environment counts as solved, or None.
         vector_envs: number of environments of the vector environment that the factory returns (an actor then has
             exactly as many), or None if the factory makes a single environment.
@@ -281,6 +281,8 @@ class EnvSpec:
             like those of images.
         unread: parts of a structured observation that are text and were left out of `leaves`.
         has_goal_reward: whether the environment has a method `compute_reward`; see `asyncrl.envs.goals`.
+        own_limit: time limit in steps by an attribute of the environment, `max_steps` as in MiniGrid, after a reset;
+            None without one. It may be another one in other episodes.
         agents: agents that share the policy, in the order of their streams: stream `e * N + n` is agent n of
             environment e. Empty for an environment of one agent. Observation and action are those of one agent.
         policies: several policies of the agents, which have no agent in common; empty if all share one. Observation and
@@ -301,6 +303,7 @@ class EnvSpec:
     unread: tuple[str, ...] = ()
     observation_kind: ObservationKind | None = None
     has_goal_reward: bool = False
+    own_limit: int | None = None
     agents: tuple[Agent, ...] = ()
     policies: tuple[AgentPolicy, ...] = ()
     state_values: int = 0

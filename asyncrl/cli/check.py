@@ -70,6 +70,7 @@ def _facts(trial: Trial) -> dict[str, Any]:
         "observation": {"shape": list(spec.observation_shape), "dtype": spec.observation_dtype},
         "action": str(spec.action),
         "max_episode_steps": spec.max_episode_steps,
+        "own_limit": spec.own_limit,
         "reward_threshold": spec.reward_threshold,
         "vector_envs": spec.vector_envs,
         "agents": [agent.name for agent in spec.agents],
@@ -108,7 +109,7 @@ def _text(facts: dict[str, Any]) -> str:
             else {}
         ),
         "action": facts["action"],
-        "episodes": (f"at most {limit:,} steps" if limit else "no time limit")
+        "episodes": _limits(limit, facts["own_limit"])
         + (f"; solved at {facts['reward_threshold']:g}" if facts["reward_threshold"] is not None else ""),
         "speed": f"{rate_text(facts['steps_per_second'])} steps/s in one process; "
         f"built in {facts['build_seconds']:.2f} s, reset in {1000 * facts['reset_seconds']:.1f} ms",
@@ -119,6 +120,12 @@ def _text(facts: dict[str, Any]) -> str:
     }
     lines = [f"{label:<13}{text}" for label, text in rows.items()]
     return "\n".join([*lines, *(f"{'':<13}{text}" for text in facts["problems"][1:])])
+
+
+def _limits(registered: int | None, own: int | None) -> str:
+    if registered or own:
+        return f"at most {registered or own:,} steps" + ("" if registered else ", by its own limit")
+    return "no time limit"
 
 
 def _agents(names: list[str], policies: dict[str, list[str]]) -> dict[str, str]:

@@ -9,6 +9,7 @@ import functools
 import math
 import sys
 import traceback
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,34 @@ def spec_of(name: str, env: Any) -> EnvSpec:
         ),
         state_values=getattr(env, "state_values", 0),
     )
+
+
+OWN_LIMITS = ("_max_episode_steps", "max_steps")
+"""Attributes with an environment's own time limit: of `gymnasium.wrappers.TimeLimit` and level-based foraging, and of
+MiniGrid, BabyAI and Stable-Baselines3's bit flipping."""
+_WRAPPERS = 32
+"""Most wrappers in which a limit is looked for."""
+
+
+def checked_spec(name: str, env: Any) -> EnvSpec:
+    """Return the `EnvSpec` after a reset and a step (`check_calls`), with the time limit of an attribute.
+
+    The limit is read after the reset: BabyAI's depends on the mission and is 0 before.
+    """
+    spec = spec_of(name, env)
+    check_calls(name, env, spec)
+    return replace(spec, own_limit=_own_limit(env))
+
+
+def _own_limit(env: Any) -> int | None:
+    """The first of `OWN_LIMITS` that is a whole number above 0, of the outermost wrapper that has one."""
+    for _ in range(_WRAPPERS):
+        own = getattr(env, "__dict__", {})
+        for name in OWN_LIMITS:
+            if isinstance(limit := own.get(name), int | np.integer) and limit > 0:
+                return int(limit)
+        env = own.get("parallel", own.get("env"))
+    return None
 
 
 def has_method(env: Any, name: str) -> bool:

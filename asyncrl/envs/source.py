@@ -380,8 +380,7 @@ def describe(source: EnvSource, report: Callable[[EnvSpec], None] = lambda spec:
     """
     env: Any = source.build()
     try:
-        spec = env_checks.spec_of(source.name, env)
-        env_checks.check_calls(source.name, env, spec)
+        spec = env_checks.checked_spec(source.name, env)
         report(spec)
         return spec
     finally:

@@ -64,8 +64,7 @@ def try_out(source: EnvSource, seconds: float, report: Callable[[Trial], None] =
     env: Any = source.build()
     built = time.perf_counter() - started
     try:
-        spec = env_checks.spec_of(source.name, env)
-        env_checks.check_calls(source.name, env, spec)
+        spec = env_checks.checked_spec(source.name, env)
         before = time.perf_counter()
         obs, _ = env.reset(seed=_SEED)
         reset = time.perf_counter() - before
@@ -164,7 +163,7 @@ class _Walk:
             )
         if self._rows and (size := unusual_size(self._squares / self._rows)):
             found.append(f"observations are {size}: set normalize_observations, or scale them (ASYNC049)")
-        if self.spec.max_episode_steps is None and not self.lengths:
+        if not (self.spec.max_episode_steps or self.spec.own_limit or self.lengths):
             steps = f"{self.steps:,} step{'s' * (self.steps != 1)}"
             found.append(f"no episode ended within {steps}, and there is no time limit")
         return found

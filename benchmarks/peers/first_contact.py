@@ -277,12 +277,12 @@ def digest(job: Job) -> str:
 @cache
 def spec_of_env(name: str) -> Any:
     """`EnvSpec` of an environment of the study."""
-    from asyncrl.envs.checks import close_env, spec_of
+    from asyncrl.envs.checks import checked_spec, close_env
     from asyncrl.envs.source import EnvSource
 
     env: Any = EnvSource.from_user(partial(make, name)).build()
     try:
-        return spec_of(name, env)
+        return checked_spec(name, env)
     finally:
         close_env(env)
 

@@ -26,10 +26,12 @@ def test_the_discount_follows_from_a_short_time_limit(
     limit: int | None, given: float | None, gamma: float
 ) -> None:
     for record, spec in ((PPO, SPEC), (DQN, SPEC), (SAC, BOX), (IMPALA, BOX), (PQN, SPEC)):
-        limited = replace(spec, max_episode_steps=limit)
         config = TrainerConfig(env="any", algo=record.name, num_actors=1)
         told = record(gamma=given)
-        assert told.for_run(config, limited).gamma == gamma
+        assert told.for_run(config, replace(spec, max_episode_steps=limit)).gamma == gamma
+        assert told.for_run(config, replace(spec, own_limit=limit)).gamma == gamma
+        both = replace(spec, max_episode_steps=500, own_limit=limit)  # that of the registration counts
+        assert told.for_run(config, both).gamma == told.discount
         assert told.discount == (0.99 if given is None else given)
     config = TrainerConfig(env="any", algo="r2d2", num_actors=1)
     assert R2D2().for_run(config, replace(SPEC, max_episode_steps=50)).gamma == 0.997

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fakes
 import gymnasium
 import numpy as np
 import pytest
@@ -173,6 +174,21 @@ def test_the_command_in_words(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert lines["episodes"] == "at most 200 steps"
     assert "steps/s in one process" in lines["speed"]
     assert "sac" in lines["algorithms"] and "dqn" not in lines["algorithms"]
+
+
+def own_limit() -> gymnasium.Env[Any, Any]:
+    env = fakes.SimpleEnv()
+    env.max_steps = 1 << 40  # not one of these ends
+    return env
+
+
+def test_a_limit_of_the_environment_s_own_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["check", "test_check:own_limit", "--seconds", "0.1"]) == 0
+    lines = {line[:13].strip(): line[13:] for line in capsys.readouterr().out.splitlines()}
+    assert lines["episodes"] == "at most 1,099,511,627,776 steps, by its own limit"
+    assert "no time limit" not in lines["problems"]
 
 
 def test_an_action_space_that_no_algorithm_takes(

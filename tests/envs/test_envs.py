@@ -30,6 +30,7 @@ from gymnasium.spaces import (
     Tuple,
 )
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import TimeLimit
 from portable_policies import portable
 from waiting import PATIENCE_SECONDS
 
@@ -87,6 +88,55 @@ def test_id_is_made_without_checkers_but_with_its_time_limit() -> None:
     env = EnvSource.from_user("CartPole-v1").build()
     assert str(env) == "<TimeLimit<CartPoleEnv<CartPole-v1>>>"
     assert gymnasium.spec("CartPole-v1").order_enforce, "the registry is not touched"
+
+
+class LimitOfMission(fakes.SimpleEnv):
+    """Environment whose limit is known after a reset, as BabyAI's."""
+
+    limit: Any = 64
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.max_steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        self.max_steps = self.limit
+        return super().reset(seed=seed, options=options)
+
+
+class EndlessMission(LimitOfMission):
+    limit = float("inf")
+
+
+class AgentsWithLimit(LimitOfMission):
+    """Two agents by a Tuple, as of level-based foraging."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = Tuple((self.observation_space,) * 2)
+        self.action_space = Tuple((self.action_space,) * 2)
+
+    def observe(self) -> Any:
+        return (super().observe(),) * 2
+
+    def step(self, action: Any) -> Any:
+        return self.observe(), (1.0, 1.0), False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("env", "limit"),
+    [
+        (LimitOfMission, 64),
+        (lambda: gymnasium.wrappers.TransformReward(LimitOfMission(), float), 64),
+        (lambda: TimeLimit(LimitOfMission(), 9), 9),
+        (AgentsWithLimit, 64),
+        (EndlessMission, None),
+        (fakes.SimpleEnv, None),
+    ],
+)
+def test_a_limit_by_an_attribute_is_no_limit_of_the_registration(env: Any, limit: int | None) -> None:
+    spec = described(env)
+    assert (spec.own_limit, spec.max_episode_steps) == (limit, None)
 
 
 def test_id_of_a_module_that_registers_it(module: str) -> None:
