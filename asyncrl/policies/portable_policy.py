@@ -31,7 +31,7 @@ from asyncrl.policies.policy_file import PolicyFile, write_policy
 from asyncrl.protocols import Algorithm, Policy
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.show.numbers import of_return
-from asyncrl.storage.checkpoint_meta import CheckpointMeta
+from asyncrl.storage.checkpoint_meta import CheckpointMeta, PolicyWeights
 
 OF_CRITICS = ("values", "q_values")
 """Methods of a policy that need its critics, unless it acts by action values."""
@@ -480,18 +480,14 @@ class PolicyOrigin:
 
     def policy(
         self,
-        weights: NDArray[np.float32],
+        weights: PolicyWeights,
         moment: EvaluationResult | Snapshot,
-        critics: NDArray[np.float32] | None = None,
-        reward_scale: float | None = None,
     ) -> PortablePolicy:
-        """Make a policy with these weights.
+        """Make a policy with these weights, which are not copied.
 
         Args:
-            weights: flat float32, not copied.
+            weights: those that act, and the critics.
             moment: the evaluation of these weights, or the run's last snapshot if they were not evaluated.
-            critics: weights of the algorithm's critics, or None.
-            reward_scale: see `CheckpointMeta`.
         """
         meta = dataclasses.replace(
             self.meta,
@@ -500,6 +496,6 @@ class PolicyOrigin:
             policy_version=moment.policy_version,
             train_seconds=moment.train_seconds,
             return_mean=moment.return_mean if isinstance(moment, EvaluationResult) else None,
-            reward_scale=reward_scale,
+            reward_scale=weights.reward_scale,
         )
-        return PortablePolicy(self.algorithm, weights, meta, self.source, critics)
+        return PortablePolicy(self.algorithm, weights.acting, meta, self.source, weights.critics)

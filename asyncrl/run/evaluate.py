@@ -52,6 +52,7 @@ from asyncrl.run import slow_stop
 from asyncrl.run.env_kwargs import EnvKwargsChanges
 from asyncrl.run.grouped import Alone, Group
 from asyncrl.show.evaluation_result import EvaluationFilm, EvaluationResult
+from asyncrl.storage.checkpoint_meta import PolicyWeights
 from asyncrl.storage.run_directory import RunDirectory
 
 REGULAR, CONFIRMATION, FINAL = range(3)
@@ -120,9 +121,8 @@ class EvaluationSchedule:
     Attributes:
         evaluations: results so far, in order; beyond `MOST_EVALUATIONS` thinned, the last one is always among them.
         best: the best of them (the first of several), or None.
-        best_weights: the weights of `best`, or None.
-        best_critics, best_reward_scale: weights of the critics and `Learner.reward_scale` when `best` was evaluated, or
-            None; see `acting.critics`.
+        best_weights: the weights of `best`, with the critics and the reward scale that the learner had when it was
+            evaluated, or None.
         holds_training: whether training is held for an evaluation, or has ended before the evaluations have.
         rounds: number of copies that were evaluated, including failed evaluations.
     """
@@ -142,9 +142,7 @@ class EvaluationSchedule:
         self._playing: asyncio.Timeout | None = None
         self.evaluations: tuple[EvaluationResult, ...] = ()
         self.best: EvaluationResult | None = None
-        self.best_weights: NDArray[np.float32] | None = None
-        self.best_critics: NDArray[np.float32] | None = None
-        self.best_reward_scale: float | None = None
+        self.best_weights: PolicyWeights | None = None
         self.holds_training = False
 
     @property
@@ -208,14 +206,11 @@ class EvaluationSchedule:
         evaluations: tuple[EvaluationResult, ...],
         rounds: int,
         best: EvaluationResult | None,
-        best_weights: NDArray[np.float32] | None,
-        best_critics: NDArray[np.float32] | None,
-        best_reward_scale: float | None,
+        best_weights: PolicyWeights | None,
     ) -> None:
         """Restore the evaluations of an earlier run, which evaluated `rounds` copies; before `run`."""
         self.evaluations, self.rounds = evaluations, rounds
         self.best, self.best_weights = best, best_weights
-        self.best_critics, self.best_reward_scale = best_critics, best_reward_scale
 
     def training_ended(self, *, limited: bool = False) -> None:
         """Note that the learner has used up its steps: pause the clock; `run` returns after the waiting copies.
@@ -390,13 +385,14 @@ class EvaluationSchedule:
             before is not None
             and self.best_weights is not None
             and result.episodes > before.episodes
-            and np.array_equal(weights, self.best_weights)
+            and np.array_equal(weights, self.best_weights.acting)
         )
         best = before is None or corrects or result.return_mean > before.return_mean
         if best:
-            self.best, self.best_weights = result, weights
-            self.best_critics = await self._learner.critics()
-            self.best_reward_scale = self._learner.reward_scale
+            self.best = result
+            self.best_weights = PolicyWeights(
+                weights, await self._learner.critics(), self._learner.reward_scale
+            )
         await self._run.evaluated(result, weights, key, best=best)
 
 

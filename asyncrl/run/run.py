@@ -105,6 +105,7 @@ from asyncrl.shm.ring import RingLayout, RingReader
 from asyncrl.shm.weights import WeightMailbox
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.storage.checkpoint import CheckpointMeta, refused_if_damaged
+from asyncrl.storage.checkpoint_meta import PolicyWeights
 from asyncrl.storage.config_file import options_by_table
 from asyncrl.storage.disk_space import warn_of_file
 from asyncrl.storage.run_directory import DirectoryLost, RunDirectory, refuse_unwritable
@@ -815,7 +816,8 @@ class Run:
             self.reporter.show(snapshot)
         if weights is None:
             return None, error
-        return self._result(weights, await self._last_critics(), evaluation, summary, snapshot), error
+        last = PolicyWeights(weights, await self._last_critics(), self.learner.reward_scale)
+        return self._result(last, evaluation, summary, snapshot), error
 
     async def _last_weights(
         self, error: BaseException | None
@@ -878,20 +880,16 @@ class Run:
 
     def _result(
         self,
-        weights: NDArray[np.float32],
-        critics: NDArray[np.float32] | None,
+        last: PolicyWeights,
         evaluation: EvaluationResult | None,
         summary: dict[str, Any],
         snapshot: Snapshot,
     ) -> TrainResult:
         make_policy, schedule, best = self.origin.policy, self.schedule, None
         if schedule.best is not None and schedule.best_weights is not None:
-            best_policy = make_policy(
-                schedule.best_weights, schedule.best, schedule.best_critics, schedule.best_reward_scale
-            )
-            best = BestPolicy(best_policy, schedule.best)
+            best = BestPolicy(make_policy(schedule.best_weights, schedule.best), schedule.best)
         return TrainResult(
-            policy=make_policy(weights, evaluation or snapshot, critics, self.learner.reward_scale),
+            policy=make_policy(last, evaluation or snapshot),
             evaluation=evaluation,
             stop_reason=snapshot.stop_reason or "stopped",
             summary=summary,

@@ -204,10 +204,10 @@ class CheckpointSaver:
                 state = {"weights": weights, **await self._take(rows=best is None)}
                 meta = self._meta(state["run"]["learner"], best)
                 if best is not None:
-                    if best is self._run.schedule.best:  # the learner has gone on since
-                        schedule = self._run.schedule
-                        state["critics"] = schedule.best_critics
-                        meta = dataclasses.replace(meta, reward_scale=schedule.best_reward_scale)
+                    kept = self._run.schedule.best_weights
+                    if kept is not None and best is self._run.schedule.best:  # the learner has gone on since
+                        state["critics"] = kept.critics
+                        meta = dataclasses.replace(meta, reward_scale=kept.reward_scale)
                     self._unsaved_best = (state, meta)
                 if self._unsaved_best is not None:
                     best_state, best_meta = self._unsaved_best
@@ -371,15 +371,8 @@ class CheckpointSaver:
             evaluations = _records(run["evaluations"])
             saved_best = _records(resumed.best.get("evaluations", {}))
             best = best_of(evaluations, saved_best)
-            kept = resumed.best if best is not None and best in saved_best else {}
-            self._run.schedule.go_on_from(
-                evaluations,
-                int(run["rounds"]),
-                best,
-                kept.get("weights"),
-                kept.get("critics"),
-                kept.get("reward_scale"),
-            )
+            kept = resumed.best.get("weights") if best is not None and best in saved_best else None
+            self._run.schedule.go_on_from(evaluations, int(run["rounds"]), best, kept)
             names = [field.name for field in dataclasses.fields(WeightSnapshot)]
             waiting = [WeightSnapshot(**{name: copy[name] for name in names}) for copy in run["pending"]]
             self._learner.snapshots.go_on_from(waiting, run["next_copy"])

@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncrl.interfaces import (
     ActionSpec,
@@ -59,6 +60,21 @@ class CheckpointMeta:
     return_mean: float | None = None
     reward_scale: float | None = None
     asyncrl_version: str = __version__
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyWeights:
+    """Weights that a policy is made of.
+
+    Attributes:
+        acting: flat float32, those that act.
+        critics: those of the critics, for the policy's values, or None; see `acting.critics`.
+        reward_scale: see `CheckpointMeta`.
+    """
+
+    acting: NDArray[np.float32]
+    critics: NDArray[np.float32] | None = None
+    reward_scale: float | None = None
 
 
 def meta_to_json(meta: CheckpointMeta) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from asyncrl.storage.checkpoint import (
     load,
     refused_if_damaged,
 )
+from asyncrl.storage.checkpoint_meta import PolicyWeights
 from asyncrl.storage.config_file import TRAINER, make_record, read_config
 from asyncrl.storage.replay_file import read_rows
 from asyncrl.storage.resume_rules import FIXED_IN_LOCKSTEP, check_changes, refused_change
@@ -44,8 +45,8 @@ class Resumption:
         run: state of everything else; see `run/saving.py`.
         rows: arrays of its replay file, or None if the rings begin empty.
         states: states of the actors, or None if they begin new episodes.
-        best: evaluations, weights, critics and reward scale of the best checkpoint, which may be newer than this one;
-            or empty.
+        best: `evaluations` and `weights` (`PolicyWeights`) of the best checkpoint, which may be newer than this one; or
+            empty.
         notes: lines about what does not continue exactly.
         another_group: whether another group resumes from this checkpoint of rank 0, with its own random generators.
     """
@@ -333,12 +334,8 @@ def _best_state(folder: Path) -> dict[str, Any]:
     """Evaluations and weights in the best checkpoint; empty if there is none that can be read."""
     try:
         state, meta = load(folder / "best")
-        kept = {
-            "weights": state["weights"],
-            "critics": state.get("critics"),
-            "reward_scale": meta.reward_scale,
-        }
-        return {"evaluations": state["run"]["evaluations"], **kept}
+        kept = PolicyWeights(state["weights"], state.get("critics"), meta.reward_scale)
+        return {"evaluations": state["run"]["evaluations"], "weights": kept}
     except (CheckpointError, KeyError, TypeError):
         return {}
 

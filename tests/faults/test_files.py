@@ -516,7 +516,7 @@ def saver(
         directory=directory,
         clock=TrainClock(),
         learner=learner,
-        schedule=schedule or SimpleNamespace(evaluations=(), best=None),
+        schedule=schedule or SimpleNamespace(evaluations=(), best=None, best_weights=None),
         reporter=SimpleNamespace(episodes=SimpleNamespace(count=0)),
         env_kwargs=SimpleNamespace(state=lambda: {"number": 0}),
         callbacks=SimpleNamespace(checkpoint=on_saved),
@@ -595,7 +595,7 @@ def test_a_state_is_written_once_unless_its_file_is_gone(
     monkeypatch.setattr(CheckpointFolder, "save", counted)
 
     async def main() -> None:
-        schedule = SimpleNamespace(evaluations=(), best=None)
+        schedule = SimpleNamespace(evaluations=(), best=None, best_weights=None)
         saving = saver(directory, learner, schedule, told.append)
         path = await saving.save_latest()
         assert await saving.save_latest() == path == await saving.save_on_request()

@@ -236,10 +236,9 @@ def test_the_first_copy_in_order_that_is_confirmed_ends_the_run():
         # the hint of 11.0 counts for what its confirmation says
         assert [mean for *_, mean in rig.seen] == [4.0, 9.0, 10.0]
         assert rig.best == [(4.0, 1.0), (9.0, 2.0), (10.0, 3.0)]
-        assert rig.schedule.best_critics is not None, (
-            "those of the learner at that time, for the result's values"
-        )
-        assert rig.schedule.best_reward_scale == 1.0 / (1 + rig.schedule.best_critics[0, 0])
+        kept = rig.schedule.best_weights
+        assert kept.critics is not None, "those of the learner at that time, for the result's values"
+        assert kept.reward_scale == 1.0 / (1 + kept.critics[0, 0])
 
     asyncio.run(scenario())
 
@@ -440,7 +439,7 @@ def test_more_episodes_of_the_best_weights_replace_their_return(updates, episode
         rig.learner.updates = updates  # its weights are this number
         last = await rig.schedule.evaluate_now(episodes)
         assert last.return_mean == 6.0
-        assert (rig.schedule.best.return_mean, float(rig.schedule.best_weights[0])) == best
+        assert (rig.schedule.best.return_mean, float(rig.schedule.best_weights.acting[0])) == best
         assert rig.best[-1] == best, "the saved one"
         assert rig.schedule.best is last or best[0] == 9.0
 
