@@ -876,9 +876,9 @@ class Parts:
             await asyncio.Event().wait()
         return np.ones(episodes), np.full(episodes, 5)
 
-    def policy(self, weights: Any, moment: Any, critics: Any, reward_scale: float) -> Any:
-        assert critics is CRITICS and reward_scale == self.reward_scale
-        return weights
+    def policy(self, weights: Any, moment: Any) -> Any:
+        assert weights.critics is CRITICS and weights.reward_scale == self.reward_scale
+        return weights.acting
 
     def show_state(self, state: str, **fields: Any) -> None:
         pass
