@@ -334,7 +334,8 @@ def report(parsed: argparse.Namespace) -> None:
     baseline = {line["env"]: line for line in theirs_file if line["side"] == "random"}
     rows, scores = [], {}
     for name in names_of(parsed):
-        ours = [line for line in lines if line["env"] == name and key_of(line) in wanted]
+        own = {key_of(line): line for line in lines if line["env"] == name}  # of equal jobs the last
+        ours = [line for key, line in own.items() if key in wanted]
         steps = {line["steps"] for line in ours}
         theirs = [
             line
