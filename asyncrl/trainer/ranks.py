@@ -34,6 +34,7 @@ from asyncrl.errors import GroupLost, ResourceError, StoppedWhileStarting
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.job import Job
 from asyncrl.run.logged import LoggedMetrics
+from asyncrl.shm.free_memory import available_bytes
 from asyncrl.show.metrics import Snapshot
 from asyncrl.trainer.channel import Channel, Message
 
@@ -51,6 +52,8 @@ LOST_SECONDS = 20.0
 LAST_MESSAGES_SECONDS = 10.0
 """Time limit for the last messages of a rank that has ended."""
 
+RANK_BYTES = 128 << 20
+"""Memory of its own that a rank's process has once it has imported torch, without actors, rings and weights."""
 MOST_PATH_BYTES = 64
 """Longest temporary folder (`TMPDIR`) for the ranks' socket, whose whole path may have about 100 bytes; else `/tmp`."""
 
@@ -114,6 +117,7 @@ class Ranks:
         """Start the ranks, relay their messages and wait for their end. Raises the error that ended the run."""
         from asyncrl.groups.launch import Launch
 
+        _require_memory(self._config.groups)
         with _folder() as folder:
             directory = Path(folder)
             (directory / JOB).write_bytes(pickle.dumps(sys.path) + pack_policy(self._job))
@@ -252,6 +256,20 @@ class Ranks:
         self.callbacks.report(snapshot)
         if 0 in self._channels and (values := self._logged.take()):
             self._channels[0].send("log", values)
+
+
+def _require_memory(groups: int) -> None:
+    """Raise ResourceError if the processes of the ranks alone need more memory than there is."""
+    needed, there = groups * RANK_BYTES, available_bytes()
+    if needed > there:
+        raise ResourceError(
+            f"The memory is too small for {groups:,} groups.",
+            facts={
+                "needed": f"{needed:,} bytes for their learners' processes alone",
+                "there": f"{there:,} bytes",
+            },
+            fix="lower groups; the learners of one machine share its cores, so more of them than cores gain nothing",
+        )
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:

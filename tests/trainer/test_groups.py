@@ -24,7 +24,7 @@ from waiting import PATIENCE_SECONDS, wait_until
 import asyncrl
 from asyncrl import DQN, Trainer, TrainerConfig
 from asyncrl.cli.main import main
-from asyncrl.errors import EnvironmentRaised, GroupLost, StoppedWhileStarting
+from asyncrl.errors import EnvironmentRaised, GroupLost, ResourceError, StoppedWhileStarting
 from asyncrl.groups.launch import describe_failure, free_port
 from asyncrl.run.job import Job
 from asyncrl.storage.checkpoint import load as load_checkpoint
@@ -376,3 +376,16 @@ def test_an_outcome_that_is_still_read_when_the_ranks_have_ended_is_kept(
 )
 def test_a_failed_rank_is_described(failure: dict[str, Any], text: str) -> None:
     assert describe_failure(failure, "x") == text
+
+
+def test_more_groups_than_the_memory_holds_are_refused_before_a_process_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unwanted(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a rank was launched")
+
+    monkeypatch.setattr("asyncrl.groups.launch.Launch", unwanted)
+    with pytest.raises(
+        ResourceError, match=r"The memory is too small for 1,000,000 groups\.[\s\S]*lower groups"
+    ):
+        Trainer("CartPole-v1", DQN(), groups=1_000_000, http="off").learn(total_steps=100)
