@@ -9,7 +9,15 @@ from asyncrl.run.saving import shares
 
 @pytest.mark.parametrize(
     ("total", "rows"),
-    [(608, [14, 24]), (607, [14, 24]), (5, [2, 2, 2]), (96, [3, 3]), (0, [0, 0]), (16, [0, 1]), (11, [7, 5, 3])],
+    [
+        (608, [14, 24]),
+        (607, [14, 24]),
+        (5, [2, 2, 2]),
+        (96, [3, 3]),
+        (0, [0, 0]),
+        (16, [0, 1]),
+        (11, [7, 5, 3]),
+    ],
 )
 def test_steps_are_shared_among_rings_without_loss(total: int, rows: list[int]) -> None:
     found = shares(total, rows)
