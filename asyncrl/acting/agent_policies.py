@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.network_policy import take_exploration
 from asyncrl.acting.recurrent import memory_of
 from asyncrl.interfaces import AgentPolicy, EnvSpec
 from asyncrl.protocols import Algorithm, Memory, Policy
@@ -101,6 +102,11 @@ class AgentPolicies:
         for policy, part in zip(self._policies, self.parts, strict=True):
             agents = len(policy.members)
             part.assign_streams(first // self.num_agents * agents, each[0] * agents, each[1] * agents)
+
+    def take_exploration(self, other: AgentPolicies) -> None:
+        """See `NetworkPolicy`."""
+        for own, theirs in zip(self.parts, other.parts, strict=True):
+            take_exploration(own, theirs)
 
     @property
     def exploration_rate(self) -> float:

@@ -101,6 +101,7 @@ class BoxPolicy(NetworkPolicy):
     """
 
     _gaussian: bool
+    _process: NoiseProcess
     _streams: int | None = None  # any number
 
     def __init__(self, spec: EnvSpec, layout: BoxLayout, random_steps: int = 0) -> None:
@@ -128,6 +129,11 @@ class BoxPolicy(NetworkPolicy):
         It is that of the noise, or of the Gaussian before tanh.
         """
         return self._exploration
+
+    def take_exploration(self, other: Any) -> None:
+        """See `NetworkPolicy`."""
+        self.random_steps = other.random_steps
+        self._process.take_options(other._process)
 
     def greedy(self, obs: NDArray[Any]) -> NDArray[np.float32]:
         """Actions without noise, or at the Gaussian's mean, `[E, *act_shape]` float32; a fresh array."""

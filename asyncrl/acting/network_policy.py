@@ -37,10 +37,19 @@ class NetworkPolicy:
     def weights_changed(self) -> None:
         """Do nothing: no value derived from `weights` is kept."""
 
+    def take_exploration(self, other: Any) -> None:
+        """Explore by the options of `other`, a policy of the same kind for the same streams; the state stays."""
+
     def load_weights(self, weights: NDArray[np.float32]) -> None:
         """Copy `weights` `[weight_count]` into the network. Raises ValueError if the length is wrong."""
         self.network.load(weights)
         self.weights_changed()
+
+
+def take_exploration(policy: Any, other: Any) -> None:
+    """Have `policy` explore by the options of `other` where both are of one kind of asyncrl's; its state stays."""
+    if type(policy) is type(other) and hasattr(policy, "take_exploration"):
+        policy.take_exploration(other)
 
 
 class ServedPolicy(Policy, Protocol):

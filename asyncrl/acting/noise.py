@@ -39,6 +39,11 @@ class NoiseProcess:
         """Number of streams."""
         return self._shape[0]
 
+    def take_options(self, other: NoiseProcess) -> None:
+        """Go on with scales and correlation of `other`, a process of as many streams."""
+        self.mean_scale, self._scales = other.mean_scale, other._scales
+        self._keep, self._drive = other._keep, other._drive
+
     def draw(self, rng: np.random.Generator) -> NDArray[np.float32]:
         """The next noise `[count, size]`; a fresh array."""
         normal = rng.standard_normal(self._shape, np.float32)

@@ -147,6 +147,11 @@ class QPolicy(NetworkPolicy):
         if self.memory is not None:
             self.memory.forget(count)
 
+    def take_exploration(self, other: QPolicy) -> None:
+        """See `NetworkPolicy`."""
+        self.epsilon, self._exponents = other.epsilon, other._exponents
+        self._base, self._rates = other._base, other._rates
+
     def q_values(self, obs: NDArray[Any]) -> NDArray[np.float32]:
         """Action values `[E, num_actions]` of `obs` `[E, *obs_shape]`, mean returns; a fresh array."""
         values = self._values(self._network(obs))

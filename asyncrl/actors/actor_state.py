@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncrl.acting.network_policy import take_exploration
 from asyncrl.actors.actor import Actor
 from asyncrl.actors.global_generators import restore_generators, states_of_generators
 from asyncrl.actors.served_actor import ServedActor
@@ -75,15 +76,19 @@ def restore_actor(actor: Actor, data: bytes) -> None:
 def _restore_policy(actor: Actor, policy: Any) -> None:
     """Restore the policy, or one for each part of a served actor, unless the state is of the other kind of `inference`.
 
-    In that case noise processes and repeated random actions begin anew.
+    In that case noise processes and repeated random actions begin anew. The options of exploration are those that the
+    run has now, which may be others than in the state.
     """
     served = isinstance(policy, list)
     if isinstance(actor, ServedActor):
         if served:
+            for own, now in zip(policy, actor.policies, strict=True):
+                take_exploration(own, now)
             actor.take_policies(policy)
         if actor._stacks is not None:
             actor.take_stacks(actor._stacks.array)
     elif not served:
+        take_exploration(policy, actor.policy)
         actor.policy = policy
         actor.take_memory()
 

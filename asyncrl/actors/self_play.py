@@ -25,6 +25,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.network_policy import take_exploration
 from asyncrl.actors.actor import Actor, ActorIdentity
 from asyncrl.actors.streams import AgentStreams, Events
 from asyncrl.interfaces import FROZEN, RESET, SelfPlay
@@ -126,6 +127,11 @@ class PolicyWithOpponents:
     def weights(self) -> NDArray[np.float32]:
         """The newest weights."""
         return self.newest.weights
+
+    def take_exploration(self, other: PolicyWithOpponents) -> None:
+        """See `NetworkPolicy`."""
+        for own, theirs in zip((self.newest, *self.opponents), (other.newest, *other.opponents), strict=True):
+            take_exploration(own, theirs)
 
     @property
     def exploration_rate(self) -> float:

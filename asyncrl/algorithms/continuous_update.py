@@ -308,11 +308,28 @@ class ContinuousUpdate(ReplayUpdate):
         """See `Stateful`.
 
         On another kind of device the noise continues from this learner's own seed: generators of CPU and GPU differ.
+        The optimisers may be one where they were several, or several where they were one: learning rates, policy delay
+        and clipping may have changed.
         """
         own = self.generator.get_state()
         if "generator" in state and state["generator"].shape != own.shape:
             state = {**state, "generator": own}
+        if isinstance(saved := state.get("optimizers"), Mapping) and saved.keys() != self._optimizers.keys():
+            state = {**state, "optimizers": self._divided(saved)}
         super().load_state_dict(state)
+
+    def _divided(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """State of the optimisers divided as they are here. Raises LookupError if a part is missing."""
+        names = "exp_avg", "exp_avg_sq"
+        if (
+            "all" in self._optimizers
+        ):  # its number of steps is that of the critics, which move in every update
+            whole = {name: torch.cat([saved[part][name] for part in self._slices]) for name in names}
+            return {"all": whole | {"step": saved["critics"]["step"]}}
+        step = {"step": saved["all"]["step"]}
+        return {
+            part: {name: saved["all"][name][at] for name in names} | step for part, at in self._slices.items()
+        }
 
 
 class DeterministicUpdate(ContinuousUpdate):

@@ -30,6 +30,7 @@ import functools
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -347,7 +348,7 @@ class CheckpointSaver:
         published = [ring.statistics().published for ring in rings] if self._exact else map(int, taken_in)
         at = [position_of(ring, p) for ring, p in zip(rings, published, strict=True)]
         inserted = int(learner["loop"]["inserted_steps"])
-        steps = [p.steps for p in at] if self._exact else shares(inserted, len(rings))
+        steps = [p.steps for p in at] if self._exact else shares(inserted, [p.published for p in at])
         return {
             "num_actors": len(rings),
             "published": np.array([p.published for p in at], np.int64),
@@ -439,9 +440,12 @@ def _columns(evaluations: tuple[EvaluationResult, ...]) -> dict[str, NDArray[Any
     return columns
 
 
-def shares(total: int, parts: int) -> list[int]:
-    """Split `total` into equal integer parts; the first also gets the remainder."""
-    return [total // parts + (total % parts if part == 0 else 0) for part in range(parts)]
+def shares(total: int, rows: Sequence[int]) -> list[int]:
+    """Split `total` steps in proportion to the rows of each ring; no part is more than a ring's rows hold."""
+    if not total:
+        return [0] * len(rows)
+    ends = [total * end // sum(rows) for end in (0, *accumulate(rows))]
+    return [end - begin for begin, end in pairwise(ends)]
 
 
 def restore_rings(pool: ActorPool, resumed: Resumption, segment_length: int) -> None:
@@ -483,7 +487,7 @@ def _positions(pool: ActorPool, resumed: Resumption, segment_length: int) -> lis
     rows = max(int(saved["published"].max()), -(-inserted // (num * envs)))
     rows = -(-rows // segment_length) * segment_length
     life, exploration = int(saved["incarnation"].max()), int(saved["exploration"].mean())
-    return [RingPosition(rows, rows, steps, life, exploration) for steps in shares(inserted, num)]
+    return [RingPosition(rows, rows, steps, life, exploration) for steps in shares(inserted, [rows] * num)]
 
 
 async def _restore_learner(learner: Learner, resumed: Resumption) -> None:

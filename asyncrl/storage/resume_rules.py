@@ -19,6 +19,7 @@ TASK = "it says what is learned"
 NETWORK = "the checkpoint's weights have its shape"
 STATISTICS = "the checkpoint's statistics belong to it"
 ROWS = "the positions in the experience rings count by it"
+OPTIMISER = "the checkpoint's optimiser counts the steps of its parts by it"
 RANDOM = "the generators go on as they were"
 
 FIXED = {
@@ -54,6 +55,7 @@ FIXED = {
     "squashed": NETWORK,
     "v_min": NETWORK,
     "v_max": NETWORK,
+    "value_epochs": OPTIMISER,
     "normalize_observations": STATISTICS,
     "normalize_rewards": STATISTICS,
 }

@@ -312,6 +312,30 @@ def test_ornstein_uhlenbeck_noise_runs_on_from_act_to_act() -> None:
     assert np.corrcoef(course[:-1], course[1:])[0, 1] == pytest.approx(0.7, abs=0.02)
 
 
+def test_noise_under_way_goes_on_with_the_options_of_another() -> None:
+    """The state of a resumed actor, whose run has other options of exploration now."""
+    kept = constant(False, [0.0], SIDE, noise=OrnsteinUhlenbeckNoise(0.1, theta=0.5))
+    now = constant(False, [0.0], SIDE, noise=OrnsteinUhlenbeckNoise(0.2, theta=0.5))
+    obs, (centre, half) = observations(1), scaling(SIDE)
+    kept.act(obs, Scripted([[1.0]]), 0)
+    kept.take_exploration(now)
+    action, _ = kept.act(obs, Scripted([[0.0]]), 0)
+    assert action[0, 0] - centre[0] == pytest.approx(0.2 * 0.5 * half[0]), (
+        "half of the last draw, at the new scale"
+    )
+    assert kept.exploration_rate == pytest.approx(0.2)
+
+
+def test_uniform_actions_and_correlation_are_those_of_the_options_that_were_taken() -> None:
+    kept, _ = make(True, random_steps=1000, correlation=0.5)
+    now, _ = make(True, random_steps=10)
+    kept.take_exploration(now)
+    obs = observations(1)
+    drawn = [kept.act(obs, np.random.default_rng(1), 10)[0] for _ in range(2)]
+    np.testing.assert_array_equal(*drawn)  # equal generators: nothing goes on from step to step
+    np.testing.assert_array_equal(drawn[0], now.act(obs, np.random.default_rng(1), 10)[0])
+
+
 @pytest.mark.parametrize("gaussian", [False, True])
 def test_actions_are_uniform_in_the_box_until_exactly_random_steps(gaussian: bool) -> None:
     made, _ = make(gaussian, random_steps=1000, noise=GaussianNoise(0.25))

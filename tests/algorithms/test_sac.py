@@ -238,8 +238,24 @@ def test_state_of_another_device_leaves_the_generator() -> None:
 
 
 @pytest.mark.parametrize(
-    "foreign", [{"hidden_sizes": (9, 7)}, {"num_critics": 3}, {"policy_delay": 2}], ids=str
+    "now", [{"actor_learning_rate": 1e-4}, {"max_grad_norm": 1.0}, {"policy_delay": 2}], ids=str
 )
+def test_rates_delay_and_clipping_may_change_with_the_optimisers_moments_kept(now: dict[str, Any]) -> None:
+    """One optimiser becomes several, and one again."""
+    core, several, again = core_of(), core_of(seed=4, **now), core_of(seed=5)
+    for seed in range(3):
+        core.update(filled_batch(seed=seed))
+    several.load_state_dict(core.state_dict())
+    again.load_state_dict(several.state_dict())
+    for part in range(2):
+        (whole,) = (moments[part] for moments in core.vector.moments)
+        assert torch.equal(whole, torch.cat([moments[part] for moments in several.vector.moments]))
+    core.update(filled_batch(seed=7))
+    again.update(filled_batch(seed=7))
+    assert (written(core) == written(again)).all()
+
+
+@pytest.mark.parametrize("foreign", [{"hidden_sizes": (9, 7)}, {"num_critics": 3}], ids=str)
 def test_foreign_state_is_refused_and_nothing_written(foreign: dict[str, Any]) -> None:
     core = core_of()
     before = core.state_dict()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl import DQN, PPO, PQN, Trainer
+from asyncrl import DQN, IMPALA, PPO, PQN, Trainer
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import CheckpointError, ConfigurationError, SpacesDoNotFit
 from asyncrl.run.grouped import Alone
@@ -278,6 +278,7 @@ def test_options_that_may_not_change_are_refused_by_name_and_values(run: Path) -
             Trainer.resume(run, "+1", **{name: value})
     for before, after, value in (
         (TrainerConfig(env="CartPole-v1", algo="pqn"), PQN(), {"layer_norm": False}),
+        (TrainerConfig(env="CartPole-v1", algo="impala"), IMPALA(), {"value_epochs": 2}),
         (TrainerConfig(env="CartPole-v1", algo="dqn", demonstrations="x"), DQN(), {"prioritized": False}),
     ):
         with pytest.raises(ConfigurationError, match=f"{next(iter(value))} may not change"):

@@ -92,3 +92,14 @@ def test_without_the_actors_the_numbers_are_others(tmp_path: Path) -> None:
     found, expected = numbers(second, result), whole("ppo", 2 * STEPS)
     assert found["weights"] != expected["weights"]
     assert found["updates"] == expected["updates"]
+
+
+def test_exploration_may_change_although_the_actors_go_on(tmp_path: Path) -> None:
+    trainer_of("dqn", tmp_path / "run").learn(total_steps=STEPS)
+    second = Trainer.resume(
+        tmp_path / "run", 2 * STEPS, exploration_initial=0.25, exploration_final=0.25, exploration_repeat=2
+    )
+    assert len(second.resumed_from) == 1, "nothing begins anew"
+    second.learn()
+    last = second.snapshot()
+    assert last is not None and last.metrics["rollout/exploration_rate"] == pytest.approx(0.25)
