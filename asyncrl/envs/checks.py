@@ -360,8 +360,8 @@ def random_action(env: Any, spec: EnvSpec, obs: Any) -> Any:
 
 def _allowed_action(space: Any, action: ActionSpec, mask: NDArray[np.bool_]) -> Any:
     """Draw one of the choices that `mask` allows for each component of an action, with the space's generator."""
-    ends = np.cumsum(action.nvec)[:-1] if isinstance(action, MultiDiscreteAction) else []
-    choices = [space.np_random.choice(np.flatnonzero(part)) for part in np.split(mask, ends)]
+    parts = np.split(mask, np.cumsum(action.nvec)[:-1]) if isinstance(action, MultiDiscreteAction) else [mask]
+    choices = [space.np_random.choice(np.flatnonzero(part)) for part in parts]
     chosen = np.array(choices).reshape(space.shape) + getattr(space, "start", 0)
     return chosen.astype(space.dtype)[()]
 
