@@ -206,12 +206,14 @@ class Agent:
         values: length of its own observation if `pad_spaces` lengthens it to that of another agent, else None.
         choices: number of its own actions if `pad_spaces` adds actions, which a mask forbids, else None.
         masked: whether the environment gives it action masks.
+        index: its one-hot index among the agents of its policy if `agent_id` appends it to the observation, else None.
     """
 
     name: str
     values: int | None = None
     choices: int | None = None
     masked: bool = False
+    index: int | None = None
 
 
 @dataclass(frozen=True)

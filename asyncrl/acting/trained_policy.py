@@ -146,12 +146,7 @@ class TrainedPolicy:
         actions: dict[Any, Any] = {}
         after: dict[Any, Any] = {}
         for part, own in self.of_agents(obs):
-            starts = (
-                {key: episode_start[key] for key in own}
-                if isinstance(episode_start, Mapping)
-                else episode_start
-            )
-            acted, states = part.predict(own, state, starts, deterministic)
+            acted, states = part.predict(own, state, episode_start, deterministic)
             actions |= acted
             after |= states or {}
         return {key: actions[key] for key in obs}, {key: after[key] for key in obs} if after else None
@@ -263,12 +258,16 @@ class TrainedPolicy:
     ) -> tuple[NDArray[Any], NDArray[Any] | None, Any]:
         """Observations, states and episode starts by agent as arrays with an axis of the agents in front."""
         seen = [self._views[str(key)](own) for key, own in obs.items()]
-        batch = np.stack([rows_of(one, self.spec) if self.spec.leaves else np.asarray(one) for one in seen])
+        each = [rows_of(one, self.spec) if self.spec.leaves else np.asarray(one) for one in seen]
+        if len({one.shape for one in each}) > 1:
+            shapes = ", ".join(f"{key} {one.shape}" for key, one in zip(obs, each, strict=True))
+            raise ValueError(f"obs of all agents must have one shape, got {shapes}")
+        batch = np.stack(each)
         stacked = self.policy.frame_stack > 1 and not self._keeps_stacks(state, episode_start)
         if stacked and batch.shape[1:] == self.spec.observation_shape:
             raise self._no_stack("obs of each agent")
         if isinstance(episode_start, Mapping):
-            episode_start = [bool(episode_start[key]) for key in obs]
+            episode_start = [bool(begins) for begins in of_each("episode_start", episode_start, obs)]
         rows = None
         if state is not None:
             known = [state[key] for key in obs if key in state]
@@ -298,6 +297,19 @@ class TrainedPolicy:
             moved = action + np.array(kind.start, np.int64) if kind.start else action
             moved = moved.reshape(-1, *kind.space_shape) if kind.space_shape else moved
         return moved.astype(kind.space_dtype, copy=False)
+
+
+def of_each(name: str, values: Any, obs: Mapping[Any, Any]) -> list[Any]:
+    """Value of an argument for each agent of `obs`, in their order.
+
+    Raises:
+        ValueError: the argument is not given by agent, or an agent of `obs` has none.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{name} must be given by agent, as obs is, got {type(values).__name__}")
+    if missing := [str(key) for key in obs if key not in values]:
+        raise ValueError(f"{name} must have all agents of obs, got none for {', '.join(missing)}")
+    return [values[key] for key in obs]
 
 
 def _begins(episode_start: Any, rows: int) -> NDArray[np.bool_]:

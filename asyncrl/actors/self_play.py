@@ -215,7 +215,8 @@ class SelfPlayActor(Actor):
         self.policy.let_next_learn(e, self._taking_part[e])
         opponent, found = self.policy.opponents[e], False
         while not found:  # the learner may keep a newer version in its place meanwhile, except in lockstep
-            versions = self._past.versions()
+            if not (versions := self._past.versions()):
+                continue
             self._payoffs.keep(versions)
             chances = probabilities(self._sampling, [self._payoffs.win_rate(v) for v in versions])
             self._versions[e] = version = versions[self._rng.choice(len(versions), p=chances)]

@@ -516,8 +516,7 @@ class SharedForm:
         if choices:
             acted = [spaces.Discrete(most, start=int(acted[0].start))] * len(keys)
         self._mask_in_info = [mask and not own for mask, own in zip(masked, in_observation, strict=True)]
-        extra = bool(values or choices or agent_id or masked != in_observation)
-        if extra:
+        if values or choices or agent_id or any(masked):
             size = mask_size(acted[0]) if choices or any(masked) else None
             observed = [self._seen(space, longest, size, agent_id) for space in observed]
         self._require_one_form(observed, acted)
@@ -527,6 +526,7 @@ class SharedForm:
                 values[n] if values and values[n] < longest else None,
                 choices[n] if choices and choices[n] < most else None,
                 masked[n],
+                n if agent_id else None,
             )
             for n, key in enumerate(keys)
         )

@@ -340,7 +340,7 @@ def seed_actions(env: Any) -> None:
 def random_action(env: Any, spec: EnvSpec, obs: Any) -> Any:
     """Return a sample of the action space, of the actions that the mask in the observation `obs` allows.
 
-    An environment may raise for a forbidden action. Masks of MultiBinary spaces are ignored.
+    An environment may raise for a forbidden action.
     """
     if spec.policies:
         chosen: dict[int, Any] = {}
@@ -351,15 +351,19 @@ def random_action(env: Any, spec: EnvSpec, obs: Any) -> Any:
     space, read = env.action_space, mask_reader(spec)
     if _has_single_spaces(env):
         return np.stack([env.single_action_space.sample() for _ in range(env.num_envs)])
-    if read is None or space_class(space) == "MultiBinary":
+    if read is None:
         return [space.sample() for _ in spec.agents] if spec.agents else space.sample()
-    masks = read(np.asarray(obs).reshape(-1, *spec.observation_shape)).astype(np.int8)
-    if isinstance(spec.action, MultiDiscreteAction):
-        parts = [tuple(np.split(mask, np.cumsum(spec.action.nvec)[:-1])) for mask in masks]
-        samples = [space.sample(part) for part in parts]
-    else:
-        samples = [space.sample(mask) for mask in masks]
+    masks = read(np.asarray(obs).reshape(-1, *spec.observation_shape))
+    samples = [_allowed_action(space, spec.action, mask) for mask in masks]
     return samples if spec.agents else samples[0]
+
+
+def _allowed_action(space: Any, action: ActionSpec, mask: NDArray[np.bool_]) -> Any:
+    """Draw one of the choices that `mask` allows for each component of an action, with the space's generator."""
+    parts = np.split(mask, np.cumsum(action.nvec)[:-1]) if isinstance(action, MultiDiscreteAction) else [mask]
+    choices = [space.np_random.choice(np.flatnonzero(part)) for part in parts]
+    chosen = np.array(choices).reshape(space.shape) + getattr(space, "start", 0)
+    return chosen.astype(space.dtype)[()]
 
 
 def observations_fit(env: Any, obs: Any) -> bool:

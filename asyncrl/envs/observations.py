@@ -419,14 +419,13 @@ class AgentView:
 
     Args:
         agent: the agent.
-        index: its index, if the policy sees it.
         values: length of the observations of all agents, if they are padded.
         choices: length of the masks of all agents, if they have masks.
     """
 
-    def __init__(self, agent: Agent, index: int | None, values: int | None, choices: int | None) -> None:
-        self._agent, self._index, self._values, self._choices = agent, index, values, choices
-        self._is_own = index is values is choices is None
+    def __init__(self, agent: Agent, values: int | None, choices: int | None) -> None:
+        self._agent, self._values, self._choices = agent, values, choices
+        self._is_own = agent.index is values is choices is None
 
     def __call__(self, obs: Any, mask: Any = None) -> Any:
         """Return what the policy sees of `obs`; `mask` is the agent's, unless `obs` has it.
@@ -442,8 +441,8 @@ class AgentView:
             parts[OWN_KEY] = _padded(parts[OWN_KEY], own, self._values, OWN_KEY)
         if self._choices is not None:
             parts[MASK_KEY] = self._mask(parts.get(MASK_KEY, mask), self._choices)
-        if self._index is not None:
-            parts[AGENT_KEY] = self._index
+        if self._agent.index is not None:
+            parts[AGENT_KEY] = self._agent.index
         return parts
 
     def _mask(self, mask: Any, choices: int) -> NDArray[Any]:
@@ -454,7 +453,7 @@ class AgentView:
                     f"{self._agent.name} must have {MASK_KEY}: {{'{OWN_KEY}': ..., '{MASK_KEY}': ...}}"
                 )
             mask = np.ones(own, np.int8)
-        return _padded(mask, own, choices, MASK_KEY)
+        return _padded(np.ravel(mask), own, choices, MASK_KEY)
 
 
 def _padded(values: Any, own: int, length: int, name: str) -> NDArray[Any]:
@@ -475,10 +474,7 @@ def agent_views(agents: Sequence[Agent], leaves: Sequence[Leaf]) -> dict[str, Ag
     sizes = {leaf.path: leaf.values for leaf in leaves}
     padded = any(agent.values is not None for agent in agents)
     values = sizes[(OWN_KEY,)] if padded else None
-    return {
-        agent.name: AgentView(agent, n if (AGENT_KEY,) in sizes else None, values, sizes.get((MASK_KEY,)))
-        for n, agent in enumerate(agents)
-    }
+    return {agent.name: AgentView(agent, values, sizes.get((MASK_KEY,))) for agent in agents}
 
 
 def unusual_size(squares: NDArray[np.float64]) -> str:

@@ -33,7 +33,6 @@ from asyncrl.envs.changes import (
     wrapped,
 )
 from asyncrl.envs.factory_pickle import factory_name, pack_factory
-from asyncrl.envs.observations import AGENT_KEY
 from asyncrl.envs.registered import entry_module, extra_for, find, missing_extra, newer_mujoco
 from asyncrl.errors import (
     AsyncRLError,
@@ -185,7 +184,7 @@ class EnvSource:
         return self.changed(
             {},
             (),
-            agent_id=any(leaf.path == (AGENT_KEY,) for part in parts for leaf in part.leaves),
+            agent_id=any(agent.index is not None for part in parts for agent in part.agents),
             pad_spaces=any(agent.values or agent.choices for part in parts for agent in part.agents),
             policies={policy.name: policy.pattern for policy in spec.policies},
         )

@@ -87,7 +87,7 @@ def self_play_of(config: TrainerConfig, algorithm: Any, spec: EnvSpec) -> SelfPl
     """
     if config.self_play == "none":
         return None
-    if not spec.agents:
+    if spec.num_agents == 1:
         raise ConfigurationError(
             f"self_play must be none for {spec.name}, which has one agent, got {config.self_play}",
             fix="leave self_play out, or give an environment of several agents",

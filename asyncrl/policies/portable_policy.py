@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from asyncrl.acting.network import ActingNetwork
 from asyncrl.acting.policies import QPolicy
 from asyncrl.acting.recurrent import memory_of
 from asyncrl.acting.stochastic import StochasticPolicy
-from asyncrl.acting.trained_policy import TrainedPolicy
+from asyncrl.acting.trained_policy import TrainedPolicy, of_each
 from asyncrl.envs.checks import close_env, require_same_spaces, spec_of
 from asyncrl.envs.factory_pickle import pack_network
 from asyncrl.envs.rendering import build_rendering, with_frame_stack
@@ -148,6 +148,8 @@ class PortablePolicy(TrainedPolicy):
             ValueError: `obs`, `action` or `state` has another shape.
             ConfigurationError: the policy does not draw its actions.
         """
+        if action is None:
+            raise ValueError("action must be the action whose log probability is asked, got None")
         return self._answer("log_prob", self._log_prob, obs, state, episode_start, action)
 
     def _answer(
@@ -169,7 +171,7 @@ class PortablePolicy(TrainedPolicy):
         self._require(name)
         if self._by_agent(obs):
             batch, rows, starts = self._agents(obs, state, episode_start)
-            acted = None if action is None else np.stack([np.asarray(action[key]) for key in obs])
+            acted = None if action is None else np.stack(of_each("action", action, obs))
             out = self._answer(name, compute, batch, rows, starts, acted)
             each = zip(*out, strict=True) if isinstance(out, tuple) else out
             return dict(zip(obs, each, strict=True))
@@ -190,13 +192,8 @@ class PortablePolicy(TrainedPolicy):
             )
         found: dict[Any, Any] = {}
         for part, own in self.of_agents(obs):
-            acted = {} if action is None else {"action": {key: action[key] for key in own}}
-            starts = (
-                {key: episode_start[key] for key in own}
-                if isinstance(episode_start, Mapping)
-                else episode_start
-            )
-            found |= getattr(part, name)(own, **acted, state=state, episode_start=starts)
+            acted = {} if action is None else {"action": action}
+            found |= getattr(part, name)(own, **acted, state=state, episode_start=episode_start)
         return {key: found[key] for key in obs}
 
     def _part(self, own: AgentPolicy, policy: Policy, weights: NDArray[np.float32]) -> PortablePolicy:

@@ -75,10 +75,11 @@ class PastWeights(WeightMailbox):
         last = int(self._kept_updates[(count - 1) % len(self._kept)])
         if count and updates // self._interval <= last // self._interval:
             return super().publish_with(fill, updates)
-        values = self._begin_slot(count)
+        values = np.empty(self._kept.shape[1], np.float32)
         fill(values)
         if not np.isfinite(values).all():
             return 0
+        np.copyto(self._begin_slot(count), values)
         self._end_slot(count, updates)
         return super().publish_with(lambda out: np.copyto(out, values), updates)
 
@@ -93,7 +94,7 @@ class PastWeights(WeightMailbox):
         store_word(self._header, KEPT, count + 1)
 
     def versions(self) -> list[int]:
-        """Updates of the kept versions, ascending. Any reader."""
+        """Updates of the kept versions, ascending; none while the only one is replaced. Any reader."""
         return sorted(updates for updates in self._kept_updates.tolist() if updates >= 0)
 
     def copy_version(self, updates: int, out: NDArray[np.float32]) -> bool:

@@ -297,6 +297,16 @@ def test_a_version_that_is_replaced_during_its_copy_is_drawn_again(
     assert (actor.policy.opponents[0].weights == copies[1]).all()
 
 
+def test_the_only_version_is_drawn_after_it_was_replaced(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.publish(0)
+    actor, found = bench.actor(), [[], [0]]
+    monkeypatch.setattr(bench.mailbox, "versions", lambda: found.pop(0))
+    actor._draw_opponent(0)
+    assert actor._versions[0] == 0 and not found
+
+
 def test_a_state_between_two_rows_goes_on_exactly() -> None:
     whole, halves = Bench("prioritized"), Bench("prioritized")
     try:

@@ -79,6 +79,30 @@ def test_the_index_of_images_goes_beside_the_image() -> None:
     assert describe(source_of(Pictures)).observation_kind == "image"
 
 
+@pytest.mark.parametrize("part", [spaces.Discrete(3), spaces.Box(0, 9, (2,), np.float32)])
+def test_a_part_of_the_name_of_the_index_is_the_environments_own(part: Any) -> None:
+    """Without the option `agent_id` nothing is written over it."""
+
+    class Named(Together):
+        def observation_space(self, agent: str) -> Any:
+            return spaces.Dict({"agent_id": part, "own": super().observation_space(agent)})
+
+        def observe(self, name: str, action: int) -> Any:
+            last_first = 2 - self.possible_agents.index(name)
+            own = last_first if isinstance(part, spaces.Discrete) else np.full(2, last_first, np.float32)
+            return {"agent_id": own, "own": super().observe(name, action)}
+
+    env, spec = built(Named), describe(source_of(Named))
+    rows, _ = env.reset(seed=0)
+    wanted = np.eye(3)[::-1] if isinstance(part, spaces.Discrete) else [[2, 2], [1, 1], [0, 0]]
+    np.testing.assert_array_equal(rows[:, : len(wanted[0])], wanted)
+    own, _ = env.parallel.reset(seed=0)
+    by_row, _ = policy_of(spec).predict(rows)
+    assert policy_of(spec).predict(own)[0] == dict(zip(NAMES, by_row, strict=True))
+    with pytest.raises(ConfigurationError, match=r"agent_id must be false .* have a part 'agent_id' already"):
+        built(Named, agent_id=True)
+
+
 def test_padded_observations_and_actions() -> None:
     spec = describe(source_of(Unequal, pad_spaces=True))
     assert [(a.values, a.choices) for a in spec.agents] == [(2, None), (3, 3), (None, 4)]
@@ -104,6 +128,31 @@ def test_masks_are_found_in_the_info_and_in_the_observation(env: Any) -> None:
     np.testing.assert_array_equal(masks(obs), np.eye(5, dtype=bool)[:3])
     assert try_out(source_of(env), 0.5).return_mean == 15.0, "random actions keep to the masks"
     assert all(agent.masked for agent in spec.agents)
+
+
+@pytest.mark.parametrize("agent_id", [False, True])
+@pytest.mark.parametrize("env", [MaskedByInfo, MaskedByKey])
+def test_masks_may_have_the_shape_of_a_board(env: Any, agent_id: bool) -> None:
+    """As with one agent: one number for each action, in C order."""
+
+    class Board(env):
+        def action_space(self, agent: str) -> Any:
+            return spaces.Discrete(6)
+
+        def observation_space(self, agent: str) -> Any:
+            whole = super().observation_space(agent)
+            if env is MaskedByInfo:
+                return whole
+            return spaces.Dict({**whole.spaces, "action_mask": spaces.Box(0, 1, (2, 3), np.int8)})
+
+        def info(self, name: str) -> dict[str, Any]:
+            return {"action_mask": np.eye(6, dtype=np.int8)[self.possible_agents.index(name)].reshape(2, 3)}
+
+    spec = describe(source_of(Board, agent_id=agent_id))
+    obs, _ = built(Board, agent_id=agent_id).reset(seed=0)
+    masks = mask_reader(spec)
+    assert masks is not None
+    np.testing.assert_array_equal(masks(obs), np.eye(6, dtype=bool)[:3])
 
 
 class RedComesLater(MaskedByInfo):

@@ -319,18 +319,27 @@ class OnlyOne(OneAllowed):
 
 
 class TwoAllowed(gymnasium.Env[Any, Any]):
-    """Environment with two components of an action; one choice of each is allowed, others raise."""
+    """Environment with several components of an action; one choice of each is allowed, others raise."""
 
-    action_space = spaces.MultiDiscrete([3, 2], start=[5, 0])
-    observation_space = spaces.Dict({"action_mask": spaces.MultiBinary(5)})
+    def __init__(self, action_space: Any, mask: list[int], allowed: Any) -> None:
+        self.action_space, self.mask, self.allowed = action_space, np.array(mask, np.int8), allowed
+        self.observation_space = spaces.Dict({"action_mask": spaces.MultiBinary(len(mask))})
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        return {"action_mask": np.array([0, 0, 1, 1, 0], np.int8)}, {}
+        return {"action_mask": self.mask}, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        assert action.tolist() == [7, 0]
+        assert self.action_space.contains(action) and action.tolist() == self.allowed
         return *self.reset()[:1], 1.0, False, False, {}
+
+
+COMPONENTS = {
+    "vector": (spaces.MultiDiscrete([3, 2], start=[5, 0]), [0, 0, 1, 1, 0], [7, 0]),
+    "matrix": (spaces.MultiDiscrete([[3, 2], [2, 2]]), [0, 0, 1, 1, 0, 0, 1, 1, 0], [[2, 0], [1, 0]]),
+    "binary": (spaces.MultiBinary(2), [0, 1, 1, 0], [1, 0]),
+}
+"""Action space, mask and the action that it allows."""
 
 
 def test_checks_and_trials_take_allowed_actions_only() -> None:
@@ -338,7 +347,13 @@ def test_checks_and_trials_take_allowed_actions_only() -> None:
         source = EnvSource.from_user(lambda only=only: MaskFromInfo(OnlyOne(only)))
         assert describe(source).action == DiscreteAction(4)
         assert try_out(source, 0.02).steps > 0
-    assert try_out(EnvSource.from_user(TwoAllowed), 0.02).steps > 0
+
+
+@pytest.mark.parametrize("components", COMPONENTS.values(), ids=COMPONENTS)
+def test_checks_and_trials_take_allowed_choices_of_each_component(components: Any) -> None:
+    source = EnvSource.from_user(lambda: TwoAllowed(*components))
+    describe(source)
+    assert try_out(source, 0.02).steps > 0
 
 
 def test_masks_of_another_size_than_the_action_are_refused() -> None:

@@ -19,12 +19,15 @@ from waiting import PATIENCE_SECONDS
 
 import asyncrl
 from asyncrl import A2C, C51, DDPG, DQN, PPO, QRDQN, R2D2, SAC, TD3, TQC, CrossQ, Trainer
+from asyncrl.acting.agent_policies import make_policy
 from asyncrl.acting.log_prob import squashed_gaussian
 from asyncrl.algorithms.maximum_entropy_update import squashed_draw
 from asyncrl.cli.main import main
+from asyncrl.envs.source import EnvSource
 from asyncrl.errors import CheckpointError, ConfigurationError
 from asyncrl.interfaces import (
     Agent,
+    AgentPolicy,
     BoxAction,
     DiscreteAction,
     EnvSpec,
@@ -35,6 +38,7 @@ from asyncrl.interfaces import (
 from asyncrl.learning.learner import Learner
 from asyncrl.policies.policy_file import read_policy_file, write_policy
 from asyncrl.policies.portable_policy import PortablePolicy
+from asyncrl.storage.checkpoint_meta import CheckpointMeta
 
 ROWS = 30
 UNBOUNDED = BoxAction((-1.0, -float("inf")), (1.0, float("inf")), (2,))
@@ -288,6 +292,39 @@ def test_observations_by_agent_are_answered_by_agent() -> None:
     first, second = several.probabilities(given)["right"]
     assert (first.shape, second.shape) == ((2,), (3,))
     assert np.array_equal(second, several.probabilities(obs)[1][1])
+
+
+LEFT_RIGHT = EnvSpec("any", (4,), "float32", DiscreteAction(3), agents=(Agent("left"), Agent("right")))
+EACH = tuple(
+    AgentPolicy(agent.name, agent.name, (n,), replace(LEFT_RIGHT, agents=(agent,)))
+    for n, agent in enumerate(LEFT_RIGHT.agents)
+)
+
+
+@pytest.mark.parametrize("policies", [(), EACH], ids=["one", "several"])
+def test_arguments_by_agent_must_have_every_agent(policies: Any) -> None:
+    spec = replace(LEFT_RIGHT, policies=policies)
+    algorithm = PPO(recurrent="gru", recurrent_size=4)
+    weights = np.zeros(make_policy(algorithm, spec).weight_count, np.float32)
+    meta = CheckpointMeta(env="any", algo="ppo", spec=spec)
+    policy = PortablePolicy(algorithm, weights, meta, EnvSource("any", "id", b"any"))
+    obs = {"right": np.zeros(4, np.float32), "left": np.zeros(4, np.float32)}
+    everyone = {"left": True, "right": True}
+    assert policy.predict({"left": obs["left"]}, None, everyone)[0].keys() == {"left"}
+    assert policy.log_prob(obs, {"left": 0, "right": 1, "other": 2}, None, everyone).keys() == obs.keys()
+    with pytest.raises(ValueError, match=r"episode_start must have all agents of obs, got none for right$"):
+        policy.predict(obs, None, {"left": True})
+    with pytest.raises(ValueError, match=r"action must have all agents of obs, got none for right$"):
+        policy.log_prob(obs, {"left": 0})
+    with pytest.raises(ValueError, match=r"action must be given by agent, as obs is, got list$"):
+        policy.log_prob(obs, [0, 1])
+    with pytest.raises(
+        ValueError, match=r"action must be the action whose log probability is asked, got None"
+    ):
+        policy.log_prob(obs, None)
+    if not policies:
+        with pytest.raises(ValueError, match=r"agents must have one shape, got right \(4,\), left \(3,\)$"):
+            policy.predict({**obs, "left": np.zeros(3, np.float32)})
 
 
 WORDS = {

@@ -86,6 +86,22 @@ def test_weights_that_are_not_finite_are_neither_kept_nor_published(mailbox: Pas
     assert held(mailbox) == {0: 1, 12: 3}
 
 
+def test_the_only_version_stays_until_there_is_another() -> None:
+    """Actors that draw an opponent find it while the weights are written, and after some that are not finite."""
+    mailbox = PastWeights.create_for(WEIGHTS, SelfPlay("newest", 1, interval=1, kept=1))
+    mailbox.publish(full(1), 0)
+    found = []
+
+    def fill(out: np.ndarray) -> None:
+        found.append(held(mailbox))
+        out.fill(np.nan if len(found) == 1 else 2.0)
+
+    assert mailbox.publish_with(fill, 1) == 0 and held(mailbox) == {0: 1}
+    assert mailbox.publish_with(fill, 2) == 2 and held(mailbox) == {2: 2}
+    assert found == [{0: 1}, {0: 1}]
+    mailbox.close()
+
+
 def test_past_versions_go_through_a_checkpoint(mailbox: PastWeights) -> None:
     for updates in (0, 10, 20, 30):
         mailbox.publish(full(updates), updates)
