@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, get_origin
+from urllib.parse import urlsplit
 
 T = TypeVar("T")
 
@@ -116,8 +117,17 @@ class _HttpAddress:
         return "an address that begins with http:// or https://"
 
     def check(self, name: str, value: Any) -> None:
-        if value is not None and not re.match(r"https?://[^/\s]+", value):
+        if value is not None and not (re.fullmatch(r"https?://\S+", value) and _has_host(value)):
             raise ValueError(f"{name} must be {self}, got {value!r}")
+
+
+def _has_host(address: str) -> bool:
+    """Whether an address names a host, and a port that there may be, if any."""
+    try:
+        parts = urlsplit(address)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket that is not closed, a port that is no number
+        return False
 
 
 COUNT = Range(at_least=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -59,7 +60,7 @@ def _runs(path: str) -> tuple[KeptRun, ...]:
         raise ConfigurationError(
             f"{path} holds runs that differ in more than the seed: {'; '.join(group.name for group in groups[:4])}",
             facts={"groups": len(groups)},
-            fix=f"name one of its runs, or compare all of them: asyncrl plot {path}",
+            fix=f"name one of its runs, or compare all of them: asyncrl plot {shlex.quote(path)}",
         )
     return groups[0].runs
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shlex
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
         shown = findings if options.all else findings[:1]
         print("\n\n".join(_text(finding, kept.algo) for finding in shown))
         if len(findings) > len(shown):
-            print(f"\n{len(findings) - len(shown)} more: asyncrl doctor {options.RUN} --all")
+            print(f"\n{len(findings) - len(shown)} more: asyncrl doctor {shlex.quote(options.RUN)} --all")
     machine = kept.meta.get("machine")
     if isinstance(machine, dict) and "matrix_products" in machine:
         print(f"\nMatrix products on the CPU: {machine['matrix_products']}.")

@@ -102,6 +102,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     given = given_flags(parsed, record, f"{algo}.")
     tuned = option_values(record.preset(parsed.ENV))
     parsed.algorithm = merged(parser, record, given, tuned, prefix=f"{algo}.")
+    if parsed.algorithm.update_loop == "dataset":
+        parser.error(f"argument --algo: {algo} learns from a dataset alone: it has no actors to plan")
     if parsed.batch_sizes:
         from asyncrl.cli.pilots import batch_option
 

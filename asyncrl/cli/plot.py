@@ -7,6 +7,7 @@ import difflib
 import math
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -229,7 +230,7 @@ def _plot_trials(folder: Path, out: str | None) -> None:
         raise ConfigurationError(
             f"no trial in {folder} has a return yet",
             facts={"trials begun": len(trials), "failed": sum(trial.state == "failed" for trial in trials)},
-            fix=f"plot again when the first trial has ended; asyncrl ls {folder} shows how far it is",
+            fix=f"plot again when the first trial has ended; asyncrl ls {shlex.quote(str(folder))} shows how far it is",
         )
     numbers, values = np.array([t.number for t in ended], float), np.array([t.value for t in ended], float)
     if out:

@@ -10,14 +10,14 @@ import argparse
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.algorithms import ALGORITHMS, over_preset
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
-from asyncrl.cli.flags import Parser, given_flags, merged
+from asyncrl.cli.flags import Parser, flag_of, given_flags, merged
 from asyncrl.cli.interrupts import Interrupts
 from asyncrl.cli.run_name import claim, new_run_dir, remove_if_empty, remove_if_never_trained
 from asyncrl.cli.train_flags import (
@@ -129,7 +129,7 @@ def parse_run(arguments: Sequence[str], make_parser: Callable[[list[str]], Parse
         flags |= {"env": parsed.ENV, "env_file": flags.get("env_file")}  # the file's belongs to its own env
     env = flags.get("env", in_file.get("env"))
     if env is None:
-        parser.error(_env_missing(flags.get("env_kwargs", ()), parser.prog))
+        parser.error(_env_missing(flags, parser.prog))
     if "algo" in flags:
         flags["algo"] = algo
     check_algorithm(parser, algo)
@@ -154,10 +154,11 @@ def parse_run(arguments: Sequence[str], make_parser: Callable[[list[str]], Parse
     return parsed, config, algorithm, "run_dir" in flags or "run_dir" in tuned
 
 
-def _env_missing(env_kwargs: Iterable[str], command: str) -> str:
-    """Message for a command line without an environment, which `--env-kwargs` may have taken as a value."""
-    if any(":" not in text for text in env_kwargs):
-        return "ENV is missing, write it before --env-kwargs"
+def _env_missing(flags: Mapping[str, Any], command: str) -> str:
+    """Message for a command line without an environment, which a flag of several values may have taken as one."""
+    for name, value in flags.items():
+        if isinstance(value, list) and any(":" not in text for text in value):
+            return f"ENV is missing, write it before {flag_of(name)}"
     return f"ENV is missing, for example: {command} CartPole-v1 --algo dqn"
 
 

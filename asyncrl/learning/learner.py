@@ -257,14 +257,16 @@ class Learner:
     # --- learner thread ---------------------------------------------------------------------------------------------
 
     def _burst(self) -> bool:
-        """Run ticks until the burst's time is over or a tick found nothing to do; return whether one did."""
+        """Run ticks, one at least, until the time is over or a tick found nothing to do; return whether one did."""
         if not self._prepared:
             self._loop.prepare()
             self._prepared = True
         starved = False
         end = time.perf_counter() + self._burst_seconds
-        while not (starved or self._stopping or self._holds) and time.perf_counter() < end:
+        while not (starved or self._stopping or self._holds):
             starved = not self._loop.tick()
+            if time.perf_counter() >= end:  # not before the first tick: a short burst would never learn
+                break
         return starved
 
     def _report(self) -> LearnerReport:

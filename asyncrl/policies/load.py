@@ -187,12 +187,14 @@ def _algorithm(path: Path, meta: CheckpointMeta, weights: int, network: NetworkF
 
 @contextlib.contextmanager
 def _fitting(path: Path) -> Iterator[None]:
-    """Convert errors of options and spaces that do not fit into `CheckpointError`."""
+    """Convert errors of options and spaces that do not fit into `CheckpointError`, but for those of another file."""
     try:
         yield
     except CheckpointError:
         raise
     except AsyncRLError as error:
+        if error.facts.get("file", path) != path:  # `config.toml`, which has the environment
+            raise
         raise _does_not_fit(path, error.what) from None
     except (
         ArithmeticError,

@@ -77,8 +77,11 @@ Reader = Callable[[KeptRun, str], Series]
 
 
 def default_metric(runs: Sequence[KeptRun]) -> str:
-    """The greedy return if any run has at least two evaluations, else the training return."""
-    return EVALUATION if any(len(run.evaluations) > 1 for run in runs) else TRAINING
+    """The greedy return if any run has at least two evaluations, else the training return if any run has one."""
+    most = max((len(run.evaluations) for run in runs), default=0)
+    # A run on a dataset has no training return, nor has one that ended before its first episode.
+    trained = (number(entry.get(TRAINING)) for run in runs for entry in run.lines(f'"{TRAINING}"'))
+    return EVALUATION if most > 1 or (most and all(value is None for value in trained)) else TRAINING
 
 
 def curves(

@@ -195,7 +195,7 @@ def refuse_if_used_up(config: TrainerConfig, env_steps: int, train_seconds: floa
     for name, limit, done, fix in rules:
         if limit is not None and done >= limit:
             raise ConfigurationError(
-                f"the run has used up its {name}: {done:,.0f} of {limit:,.0f}",
+                f"the run has used up its {name}: {round(done, 2):,} of {limit:,}",
                 facts={"run": config.run_dir},
                 fix=f"give {fix}",
             )

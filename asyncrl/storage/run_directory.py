@@ -17,6 +17,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -170,7 +171,7 @@ def refuse_run_at(path: Path) -> None:
         raise ConfigurationError(
             f"run_dir must be a new or empty directory, {path} holds a run: {held}",
             facts={"run_dir": path},
-            fix=f"give another directory, or go on with that run: asyncrl resume {path}",
+            fix=f"give another directory, or go on with that run: asyncrl resume {shlex.quote(str(path))}",
         )
 
 

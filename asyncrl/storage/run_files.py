@@ -154,9 +154,12 @@ def _split_at_checkpoint(
 def _of_json(line: str) -> dict[str, Any] | None:
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return entry if isinstance(entry, dict) else None
+    damaged = not isinstance(entry, dict) or any(
+        not isinstance(entry.get(name) or 0, int | float) for name in STEPS
+    )
+    return None if damaged else entry
 
 
 def _of_csv(header: list[str], line: str) -> dict[str, Any] | None:

@@ -147,12 +147,13 @@ class Search:
         own = json.loads(json.dumps({**tables, "space": space}, default=str))
         file = self.folder / SEARCH
         try:
-            kept = json.loads(file.read_text(encoding="utf-8"))
+            found = json.loads(file.read_text(encoding="utf-8"))
+            kept = {table: dict(values) for table, values in found.items()}
         except FileNotFoundError:
             self._refuse_foreign_runs()
             self._write(SEARCH, "the search", json.dumps(own, indent=2).encode() + b"\n")
             return
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             raise ConfigurationError(
                 "the search cannot be read", facts={"file": file}, fix="name another directory: --run-dir DIR"
             ) from error
@@ -410,7 +411,8 @@ class Search:
         missing = []
         for task in tasks:
             kept = KeptRun(task.folder)
-            if kept.pid is None and kept.summary.get("state") == "finished" and kept.final is not None:
+            ended = kept.pid is None and kept.summary.get("state") == "finished"
+            if ended and kept.final is not None and kept.evaluations:
                 self._finals[task.folder] = value_of(kept.evaluations, self._total_steps), kept.final
             else:
                 missing.append(task)

@@ -9,6 +9,7 @@ interruption changes them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sqlite3
 import warnings
 from collections.abc import Iterator, Mapping
@@ -82,11 +83,12 @@ class Study:
         try:
             with _errors_of_sqlite(self._file):
                 self._study = self._optuna.create_study(
-                    storage=_address(folder),
+                    storage=_storage(self._optuna, folder),
                     study_name=NAME,
                     direction="maximize",
                     load_if_exists=True,
                 )
+                self.trials()  # a damaged file may open and fail here
         except ResourceError:
             raise
         except Exception as error:  # SQLAlchemy's many
@@ -181,7 +183,7 @@ def kept_trials(folder: Path) -> list[Trial]:
     """
     optuna = _optuna()
     try:
-        study = optuna.load_study(study_name=NAME, storage=_address(folder))
+        study = optuna.load_study(study_name=NAME, storage=_storage(optuna, folder))
         return [_read(trial) for trial in study.get_trials(deepcopy=False) if trial.state.name != "WAITING"]
     except Exception as error:  # SQLAlchemy's many
         raise ConfigurationError(
@@ -219,8 +221,10 @@ def _words_of_sqlite(error: BaseException) -> str:
     return "" if found is None else str(found)
 
 
-def _address(folder: Path) -> str:
-    return f"sqlite:///{(folder / FILE).absolute()}"
+def _storage(optuna: ModuleType, folder: Path) -> Any:
+    """Optuna's storage of the study. SQLite gets the path itself: in an address `?` and `%` have a meaning."""
+    connect = functools.partial(sqlite3.connect, (folder / FILE).absolute(), check_same_thread=False)
+    return optuna.storages.RDBStorage(f"sqlite:///{FILE}", engine_kwargs={"creator": connect})
 
 
 def _read(trial: Any) -> Trial:

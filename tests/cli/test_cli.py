@@ -295,6 +295,7 @@ def test_the_program_runs_as_a_module() -> None:
             ["train", "--algo", "dqn", "--env-kwargs", "a:1", "X-v0"],
             "ENV is missing, write it before --env-kwargs",
         ),
+        (["train", "--algo", "dqn", "--wrapper", "a:B", "X-v0"], "ENV is missing, write it before --wrapper"),
         (["train", "CartPole-v1"], "--algo is missing; one of a2c, bc, c51, crossq"),
         (["train", "CartPole-v1", "--algo", "dqm"], "unknown algorithm dqm; did you mean dqn?"),
         (["train", "CartPole-v1", "--algo", "PPO2"], "unknown algorithm PPO2; did you mean ppo?"),

@@ -228,10 +228,10 @@ def test_of_the_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_most_serious_of_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = make(tmp_path / "x", "dqn", {"evaluations": FALLS, "summary": {"actor_restarts": 2}})
+    run = make(tmp_path / "x y", "dqn", {"evaluations": FALLS, "summary": {"actor_restarts": 2}})
     assert main(["doctor", str(run.path)]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("It was better before") and f"1 more: asyncrl doctor {run.path} --all" in text
+    assert text.startswith("It was better before") and f"1 more: asyncrl doctor '{run.path}' --all" in text
     assert main(["doctor", str(run.path), "--all"]) == 0
     assert "  change    --envs-per-actor to fewer, if memory was short\n" in capsys.readouterr().out
 

@@ -32,6 +32,7 @@ def test_presets_and_flags_become_the_records_of_the_pilots() -> None:
         (["CartPole-v1", "--algo", "dqn", "--seconds", "nan"], "--seconds: must be a finite number above 0"),
         (["CartPole-v1", "--algo", "dqn", "--dqn.gamma", "2"], "argument --dqn.gamma"),
         (["CartPole-v1", "--algo", "dqn", "--actors", "0"], "argument --actors"),
+        (["CartPole-v1", "--algo", "bc"], "argument --algo: bc learns from a dataset alone"),
         (
             ["CartPole-v1", "--algo", "dqn", "--batch-sizes", "64,"],
             "must be whole numbers above 0 such as 64,256",

@@ -74,6 +74,15 @@ def test_the_training_return_where_nothing_was_evaluated(tmp_path: Path, folder:
     assert default_metric([run]) == TRAINING
 
 
+def test_one_evaluation_where_there_is_no_training_return(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = {"time/total_timesteps": 300, "rollout/ep_rew_mean": None, "train/loss": 0.5}
+    run = write_run(tmp_path / "dataset", lines=[entry], evaluations=[(300, 159.0)])
+    assert default_metric([KeptRun(run)]) == EVALUATION
+    assert main(["plot", str(run)]) == 0 and "159" in capsys.readouterr().out
+
+
 def test_in_the_terminal(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

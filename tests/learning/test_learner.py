@@ -69,8 +69,18 @@ def thread() -> Iterator[LearnerThread]:
     thread.close()
 
 
-def make_learner(loop: Any, thread: LearnerThread, doorbell: Doorbell) -> Learner:
-    return Learner(loop, doorbell, thread, 0.001, WeightSnapshots(None))
+def make_learner(
+    loop: Any, thread: LearnerThread, doorbell: Doorbell, burst_seconds: float = 0.001
+) -> Learner:
+    return Learner(loop, doorbell, thread, burst_seconds, WeightSnapshots(None))
+
+
+def test_the_shortest_burst_has_an_update(thread: LearnerThread, doorbell: Doorbell) -> None:
+    async def script() -> None:
+        async with asyncio.timeout(SECONDS / 10):
+            await make_learner(Countdown(3), thread, doorbell, burst_seconds=1e-12).run()
+
+    asyncio.run(script())
 
 
 def test_a_learner_that_has_ended_is_quiet_already(thread: LearnerThread, doorbell: Doorbell) -> None:

@@ -12,14 +12,16 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from portable_policies import portable
+from portable_policies import portable, small
 from waiting import PATIENCE_SECONDS, wait_until
 
 import asyncrl
 from asyncrl import DQN, PPO, Trainer
 from asyncrl.cli.main import main
 from asyncrl.envs.checks import _action_spec
+from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import EnvSpec
+from asyncrl.storage import checkpoint
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"envs_per_actor": 4, "num_actors": 1, "http": "off", "target_eval_episodes": 3, "eval_episodes": 3}
@@ -134,3 +136,13 @@ def test_a_run_is_loaded_and_acts_without_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", script, str(tmp_path / "run")], capture_output=True, text=True
     )
     assert done.stdout == "True\n", done.stderr
+
+
+def test_damaged_options_of_a_run_are_named_not_its_checkpoint(tmp_path: Path) -> None:
+    policy, options = small(), tmp_path / "config.toml"
+    (tmp_path / "checkpoints").mkdir()
+    checkpoint.save(tmp_path / "checkpoints" / "latest", {"weights": policy.weights}, policy.meta)
+    options.write_bytes(b"[trainer]\nenv = \xff")
+    with pytest.raises(ConfigurationError, match=r"config\.toml is not a TOML file") as error:
+        asyncrl.load(tmp_path)
+    assert error.value.facts["file"] == options

@@ -19,7 +19,13 @@ from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import ConfigurationError
 from asyncrl.storage.config_file import TRAINER, make_record, read_config
 from asyncrl.storage.run_directory import RunDirectory
-from asyncrl.storage.run_files import environment_of_run, functions_of_run, network_of_run, write_run_files
+from asyncrl.storage.run_files import (
+    cut_metrics,
+    environment_of_run,
+    functions_of_run,
+    network_of_run,
+    write_run_files,
+)
 
 
 class Marker:
@@ -128,3 +134,12 @@ def test_a_file_with_a_secret_is_the_owners_alone_from_the_beginning(tmp_path: P
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.read_bytes() == b"secret"
     directory.close()
+
+
+@pytest.mark.parametrize("damaged", ['{"time/total_timesteps":"x"}', '{"eval/total_timesteps":[1]}', "[" * 9999, "3"])
+def test_a_damaged_line_of_the_metrics_is_set_aside_when_a_run_goes_on(tmp_path: Path, damaged: str) -> None:
+    kept = ['{"time/total_timesteps":100}\n', '{"eval/total_timesteps":null,"mine":1}\n']
+    (tmp_path / "metrics.jsonl").write_text(f"{kept[0]}{damaged}\n{kept[1]}")
+    cut_metrics(tmp_path, 100, 0)
+    assert (tmp_path / "metrics.jsonl").read_text() == "".join(kept)
+    assert (tmp_path / "metrics_lost.jsonl").read_text() == f"{damaged}\n"

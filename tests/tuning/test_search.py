@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sqlite3
@@ -31,7 +32,7 @@ from asyncrl.run.job import Job
 from asyncrl.storage.config_file import read_config
 from asyncrl.trainer.run_pool import Ended, Event, Progressed
 from asyncrl.tuning.search import FINALISTS, Search, value_of
-from asyncrl.tuning.study import RANDOM_TRIALS
+from asyncrl.tuning.study import RANDOM_TRIALS, kept_trials
 from asyncrl.tuning.trial_options import config_of_trials
 
 STEPS = 100
@@ -334,6 +335,36 @@ def test_a_file_that_is_no_study_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_text("something else, long enough to be no database at all" * 50)
     with pytest.raises(ConfigurationError, match="the study cannot be opened: file is not a database"):
         search(tmp_path)
+
+
+def test_a_study_that_opens_and_cannot_be_read_is_told_of(tmp_path: Path) -> None:
+    searched(tmp_path, trials=2)
+    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as study, study:
+        study.execute("UPDATE trial_params SET distribution_json = 'x'")
+    with pytest.raises(ConfigurationError, match="the study cannot be opened: JSONDecodeError"):
+        search(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '{"dqn": 3}'])
+def test_a_file_that_is_no_search_is_told_of(content: str, tmp_path: Path) -> None:
+    (tmp_path / "search.json").write_text(content)
+    with pytest.raises(ConfigurationError, match="the search cannot be read") as refused:
+        search(tmp_path)
+    assert refused.value.facts["file"] == tmp_path / "search.json"
+
+
+def test_a_directory_may_have_the_characters_of_an_address(tmp_path: Path) -> None:
+    folder = tmp_path / "n_step?=5%41#"
+    searched(folder, trials=1)
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name] and (folder / "study.db").exists()
+    assert len(kept_trials(folder)) == 1
+
+
+def test_a_run_without_its_metrics_is_made_again(tmp_path: Path) -> None:
+    expected, again = searched(tmp_path), Runs()
+    folder = min(tmp_path.glob("finalist-*"))
+    (folder / "metrics.jsonl").unlink()
+    assert searched(tmp_path, again).held_out == expected.held_out and again.began == [folder.name]
 
 
 def test_a_full_disk_ends_the_search_and_the_study_is_left_alone(tmp_path: Path) -> None:
