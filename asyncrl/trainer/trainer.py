@@ -424,7 +424,7 @@ class Trainer(ShownByCard, metaclass=Answering):
         self._awaited = True
         try:
             with interrupt_stops(lambda: self.stop("interrupted")):
-                return await asyncio.shield(asyncio.wrap_future(self._done))
+                return await asyncio.shield(self._end())
         except asyncio.CancelledError:
             await asyncio.to_thread(self._stop_or_kill)
             raise
@@ -594,16 +594,21 @@ class Trainer(ShownByCard, metaclass=Answering):
 
     async def stream(self, interval_seconds: float = 1.0) -> AsyncIterator[Snapshot]:
         """Yield snapshots during the run, at most one per interval, and the last one."""
-        shown = None
+        shown, end = None, self._end()
         while not self.done:
             if self._snapshot is not None and self._snapshot is not shown:
                 shown = self._snapshot
                 yield shown
-            with contextlib.suppress(TimeoutError, Exception):
-                async with asyncio.timeout(interval_seconds):
-                    await asyncio.shield(asyncio.wrap_future(self._done))
+            await asyncio.wait((end,), timeout=interval_seconds)
         if self._snapshot is not None and self._snapshot is not shown:
             yield self._snapshot
+
+    def _end(self) -> asyncio.Future[TrainResult]:
+        """Future of the result on the running loop. It must not be cancelled: that would cancel `_done`."""
+        end = asyncio.wrap_future(self._done)
+        # Its caller may have gone, and asyncio prints the traceback of an error that nobody has retrieved.
+        end.add_done_callback(lambda ended: ended.exception())
+        return end
 
     # --- on the run's thread -----------------------------------------------------------------------------------------
 
