@@ -1,4 +1,6 @@
-"""File descriptors: the number that a run needs, checked before it starts, and the error when there are too few."""
+"""File descriptors: the standard ones; the number that a run needs, checked before it starts; the error when there are
+too few.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,17 @@ the socket and its payload."""
 BESIDES = 64
 """Other descriptors: mailbox, doorbell, evaluator, event loop, files of the run, the page and a few of its readers, and
 a reserve."""
+
+
+def open_standard_descriptors() -> None:
+    """Open descriptors 0 to 2 on the null device if they are closed, as in a daemon.
+
+    Otherwise a file or socket of the run would get their numbers: libuv aborts on that, and prints of an environment
+    would be written to it.
+    """
+    while (lowest_free := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(lowest_free, True)
+    os.close(lowest_free)
 
 
 def require_descriptors(num_actors: int) -> None:

@@ -214,4 +214,5 @@ def _working_directory() -> str | None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        serve(control, int(sys.argv[2]))

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 import asyncrl.learning.clock  # noqa: F401  (first: it reads the start time)
+from asyncrl.actors.descriptors import open_standard_descriptors
 from asyncrl.cli.flags import Parser
 from asyncrl.cli.output import print_error, without_waiting
 from asyncrl.errors import AsyncRLError, AsyncRLWarning, ResourceError
@@ -119,6 +120,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AsyncRLError as error:
         print_error(str(error))
         return error.exit_code
+    except AsyncRLWarning as warning:  # `python -W error`
+        print_error(str(warning))
+        return AsyncRLError.exit_code
     except KeyboardInterrupt:
         print_error("interrupted")
         return INTERRUPTED
@@ -142,14 +146,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Open descriptors 0 to 2 on the null device if they are closed, and let standard output escape characters.
+    """Open standard streams that are closed on the null device, and let standard output escape characters.
 
-    Otherwise a file or socket of the run would get their numbers: libuv aborts on that, and prints of an environment
-    would be written to it. Characters are escaped that the output's encoding lacks, such as those of a run's name.
+    Characters are escaped that the output's encoding lacks, such as those of a run's name.
     """
-    while (lowest_free := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(lowest_free, True)
-    os.close(lowest_free)
+    open_standard_descriptors()
     sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115

@@ -336,6 +336,7 @@ class Run:
         """
         stack.callback(self._server.close)
         stack.push_async_callback(self.env_kwargs.close)
+        self._begin_to_probe(stack)
         require_float32()
         require_descriptors(self.config.actors)
         require_processes(self.config.actors)
@@ -343,7 +344,7 @@ class Run:
             with refused_if_damaged(self.resumed.path):
                 trained, startup, wall = self.resumed.run["clock"]
                 self.clock.go_on_from(trained, startup, wall)
-        await self._hear_of_mistakes(stack)
+        await self._hear_of_mistakes()
         await self._serve_page(stack)
         self.reporter.show(self.snapshot())
         with single_error():
@@ -372,15 +373,18 @@ class Run:
             self._write_options()
         self.built = True
 
-    async def _hear_of_mistakes(self, stack: contextlib.AsyncExitStack) -> None:
-        """Begin to probe, and wait a moment: a mistake in the environment is told before the page's address.
-
-        Raises what `probe` raises, or `SpacesDoNotFit` if the algorithm cannot act in the environment (ASYNC005).
-        """
+    def _begin_to_probe(self, stack: contextlib.AsyncExitStack) -> None:
         if self._probing is None:
             probing = probe(self._server, self.source, self.config.ready_timeout_seconds)
             self._probing = asyncio.create_task(probing, name="probe")
         stack.push_async_callback(ended, self._probing)
+
+    async def _hear_of_mistakes(self) -> None:
+        """Wait a moment for the probe: a mistake in the environment is told before the page's address.
+
+        Raises what `probe` raises, or `SpacesDoNotFit` if the algorithm cannot act in the environment (ASYNC005).
+        """
+        assert self._probing is not None
         await asyncio.wait((self._probing,), timeout=ALONE_SECONDS)
         if self._probing.done():
             await self._probed()
@@ -690,11 +694,11 @@ class Run:
                 try:
                     reason = await self._ended
                 finally:
-                    self.reporter.show_state("stopping")
                     self.clock.pause()
                     self.learner.stop()
                     for task in background:
                         task.cancel()
+                    self.reporter.show_state("stopping")
                 await learning
         return reason
 
@@ -790,26 +794,25 @@ class Run:
         if self.built:
             weights, error = await self._last_weights(error)
         ended_early = isinstance(error, (asyncio.CancelledError, StoppedWhileStarting))
-        reason = reason if error is None or ended_early else "failed"
         learned = self.built and self.learner.updates > 0
-        if weights is not None and (learned or error is None):
-            try:
-                await self.saver.save_before_evaluating(weights)
-            except TrainingDiverged as diverged:
-                # Weights that are found to be NaN only now fail the run; it still writes its summary.
-                weights, error, reason = None, error or diverged, "failed"
         evaluation, failure = self.schedule.last if reached else None, None
-        if error is None and reason in COMPLETE and weights is not None and self.group.leads and not reached:
-            evaluation, failure = await self.schedule.evaluate_finally(
-                self._stop_requested,
-                lambda done: self.reporter.show_state("evaluating", final_evaluation=done),
-            )
-            if evaluation is not None:
-                await self.saver.save_before_evaluating(weights)  # again, with this evaluation
-        if self.built and self.films is not None and error is None:
-            await self.films.finish(self._interrupted)
+        try:
+            if weights is not None and (learned or error is None):
+                await self.saver.save_before_evaluating(weights)
+            if error is None and reason in COMPLETE and weights is not None and self.group.leads and not reached:
+                evaluation, failure = await self._evaluate_finally(weights)
+            if self.built and self.films is not None and error is None:
+                await self.films.finish(self._interrupted)
+        except Exception as failed:  # the weights are NaN, or the program turns warnings into errors
+            weights = None if isinstance(failed, TrainingDiverged) else weights
+            error = error or failed
+        reason = reason if error is None or ended_early else "failed"
         snapshot = self._last_snapshot(reason, None if error is None else describe_error(error))
-        summary = self._write_summary(snapshot, evaluation, failure)
+        summary = self._summary(snapshot, evaluation, failure)
+        try:
+            self._write_summary(summary)
+        except Exception as failed:  # a warning again
+            error = error or failed
         if self.group.leads and self.config.on_end is not None:
             send_summary(self.config.on_end, summary, self.config.run_dir)
         with contextlib.suppress(Exception):  # the run has its result, whether or not it is shown
@@ -818,6 +821,18 @@ class Run:
             return None, error
         last = PolicyWeights(weights, await self._last_critics(), self.learner.reward_scale)
         return self._result(last, evaluation, summary, snapshot), error
+
+    async def _evaluate_finally(
+        self, weights: NDArray[np.float32]
+    ) -> tuple[EvaluationResult | None, str | None]:
+        """Make the final evaluation, and save the weights with it; returns it or None, and the reason for None."""
+        evaluation, failure = await self.schedule.evaluate_finally(
+            self._stop_requested,
+            lambda done: self.reporter.show_state("evaluating", final_evaluation=done),
+        )
+        if evaluation is not None:
+            await self.saver.save_before_evaluating(weights)  # again, with this evaluation
+        return evaluation, failure
 
     async def _last_weights(
         self, error: BaseException | None
@@ -859,24 +874,27 @@ class Run:
                 warnings.warn(FilesNotWritten(text), stacklevel=2)
             return dataclasses.replace(self.reporter.last, state=state, stop_reason=reason, error=error)
 
-    def _write_summary(
+    def _summary(
         self, snapshot: Snapshot, evaluation: EvaluationResult | None, failure: str | None
     ) -> dict[str, Any]:
-        """Write and return the content of `summary.json`; a resumed run that was not built leaves the one before it."""
+        """The content of `summary.json`."""
         summary = summarize(snapshot, evaluation, self.reporter.actor_wait_seconds)
         summary["reward_threshold"] = self.spec.reward_threshold if self.built else None
         cut = self.evaluator.cut_episodes if evaluation is not None else 0
         greedy = self.config.eval_deterministic
         summary["eval"] |= {"deterministic": greedy, "cut_episodes": cut, "error": failure}
+        return summary
+
+    def _write_summary(self, summary: dict[str, Any]) -> None:
+        """Write `summary.json`; a resumed run that was not built leaves the one before it."""
         if self.resumed is not None and not self.built:
-            return summary
+            return
         try:
             self.directory.write_json("summary.json", summary)
         except DirectoryLost:
             pass  # a warning was given
         except Exception as failed:
             warn_of_file("summary.json", failed)
-        return summary
 
     def _result(
         self,

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -154,7 +154,7 @@ class RunServer(HttpServer):
 
     async def config(self, request: web.Request) -> web.Response:
         """The options."""
-        return _json(msgspec.json.encode(self._config(), enc_hook=_as_text))
+        return _json(msgspec.json.encode(_with_text_keys(self._config()), enc_hook=_as_text))
 
     async def film(self, request: web.Request) -> web.Response:
         """The newest film of an evaluation, an MP4; 204 without one, which no browser reports as an error."""
@@ -375,6 +375,21 @@ async def _no_checkpoint() -> str:
 
 def _json(body: bytes, *, status: int = 200) -> web.Response:
     return web.Response(status=status, body=body, content_type="application/json", charset="utf-8")
+
+
+def _with_text_keys(value: Any) -> Any:
+    """The value with texts as keys of its mappings, which in keyword arguments of an environment are any literals.
+
+    Bytes of a path that are no UTF-8 are escaped.
+    """
+    if isinstance(value, Mapping):
+        return {
+            _with_text_keys(key if isinstance(key, str) else repr(key)): _with_text_keys(item)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_with_text_keys(item) for item in value]
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _as_text(value: object) -> str:

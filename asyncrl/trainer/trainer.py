@@ -22,6 +22,7 @@ from concurrent.futures import wait as wait_for_futures
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Never, Self, Unpack
 
+from asyncrl.actors.descriptors import open_standard_descriptors
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.probe import probe
 from asyncrl.algorithms.other_names import Answering, unknown_attribute
@@ -282,24 +283,31 @@ class Trainer(ShownByCard, metaclass=Answering):
                 facts={"called from": "a coroutine or a notebook cell"},
                 fix="write `result = await trainer.run(...)`",
             )
-        view = None
-        with _Terminations() as terminations:
+        with _Terminations():
             try:
                 self._start(total_steps, max_seconds, target_return, callbacks, on_snapshot)
-                view = self._view() if progress else None
-                while not wait_for_futures([self._done], SIGNAL_SECONDS).done:
-                    pass
-                return self._done.result()
             except KeyboardInterrupt:
-                if view is not None and view.live:
+                self._stop_or_kill()
+                raise
+            return self._follow(progress)
+
+    def _follow(self, progress: Literal["auto"] | bool) -> TrainResult:
+        """Show the run and wait for its end. An exception of a signal handler, such as of a time limit, ends it."""
+        view = None
+        try:
+            view = self._view() if progress else None
+            while not wait_for_futures([self._done], SIGNAL_SECONDS).done:
+                pass
+            return self._done.result()
+        except BaseException as raised:
+            if not self.done:  # else it is the run's own
+                if isinstance(raised, KeyboardInterrupt) and view is not None and view.live:
                     view.notify("interrupted: stopping, Ctrl-C again to kill")
                 self._stop_or_kill()
-                if terminations.number:
-                    raise SystemExit(128 + terminations.number) from None
-                raise
-            finally:
-                if view is not None:
-                    view.close()
+            raise
+        finally:
+            if view is not None:
+                view.close()
 
     def _view(self) -> RunConsole | None:
         """Show every snapshot in the view of a script, if there is one."""
@@ -314,7 +322,8 @@ class Trainer(ShownByCard, metaclass=Answering):
             return None
         if view is not None:
             for line in self.resumed_from:
-                print(line, file=sys.stdout if view.live else sys.stderr, flush=True)
+                with contextlib.suppress(OSError, ValueError):  # nobody reads, or it lacks a character of a path
+                    print(line, file=sys.stdout if view.live else sys.stderr, flush=True)
             self._listeners.append(lambda snapshot: view.follow(snapshot, self.page_url))
         return view
 
@@ -371,7 +380,7 @@ class Trainer(ShownByCard, metaclass=Answering):
             end = time.monotonic() + SERVED_SECONDS
             while not self._served.wait(SIGNAL_SECONDS) and time.monotonic() < end:
                 pass
-        except KeyboardInterrupt:
+        except BaseException:  # of a signal's handler
             self.stop("interrupted")
             raise
         with self._lock:
@@ -403,6 +412,7 @@ class Trainer(ShownByCard, metaclass=Answering):
                 )
             running.refuse_at_exit()
             self.job, self._callbacks = job, called
+            open_standard_descriptors()
             if self._server is None:
                 self._server = ForkServer()
                 self._server.start()
@@ -424,7 +434,7 @@ class Trainer(ShownByCard, metaclass=Answering):
         self._awaited = True
         try:
             with interrupt_stops(lambda: self.stop("interrupted")):
-                return await asyncio.shield(asyncio.wrap_future(self._done))
+                return await asyncio.shield(self._end())
         except asyncio.CancelledError:
             await asyncio.to_thread(self._stop_or_kill)
             raise
@@ -594,16 +604,21 @@ class Trainer(ShownByCard, metaclass=Answering):
 
     async def stream(self, interval_seconds: float = 1.0) -> AsyncIterator[Snapshot]:
         """Yield snapshots during the run, at most one per interval, and the last one."""
-        shown = None
+        shown, end = None, self._end()
         while not self.done:
             if self._snapshot is not None and self._snapshot is not shown:
                 shown = self._snapshot
                 yield shown
-            with contextlib.suppress(TimeoutError, Exception):
-                async with asyncio.timeout(interval_seconds):
-                    await asyncio.shield(asyncio.wrap_future(self._done))
+            await asyncio.wait((end,), timeout=interval_seconds)
         if self._snapshot is not None and self._snapshot is not shown:
             yield self._snapshot
+
+    def _end(self) -> asyncio.Future[TrainResult]:
+        """Future of the result on the running loop. It must not be cancelled: that would cancel `_done`."""
+        end = asyncio.wrap_future(self._done)
+        # Its caller may have gone, and asyncio prints the traceback of an error that nobody has retrieved.
+        end.add_done_callback(lambda ended: ended.exception())
+        return end
 
     # --- on the run's thread -----------------------------------------------------------------------------------------
 
@@ -723,14 +738,12 @@ class Trainer(ShownByCard, metaclass=Answering):
 class _Terminations:
     """Context manager in which SIGTERM and SIGHUP raise KeyboardInterrupt; does nothing but on the main thread.
 
-    A signal that the program handles or ignores (`nohup`) stays as it is.
-
-    Attributes:
-        number: the last of these signals, 0 before one.
+    They leave it as SystemExit with the code 128 + their number. A signal that the program handles or ignores (`nohup`)
+    stays as it is.
     """
 
     def __init__(self) -> None:
-        self.number = 0
+        self._number = 0  # the last of these signals
         self._raised: list[int] = []
 
     def __enter__(self) -> Self:
@@ -744,9 +757,11 @@ class _Terminations:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         for number in self._raised:
             signal.signal(number, signal.SIG_DFL)
+        if self._number and kind is KeyboardInterrupt:
+            raise SystemExit(128 + self._number) from None
 
     def _raise(self, number: int, frame: object) -> None:
-        self.number = number
+        self._number = number
         raise KeyboardInterrupt
 
 

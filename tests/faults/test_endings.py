@@ -969,6 +969,32 @@ def test_a_step_that_fails_does_not_keep_the_others_from_being_taken(
     assert (eval_error or "") in (outcome.summary["eval"]["error"] or "")
 
 
+@pytest.mark.parametrize(
+    ("fails", "log"),
+    [
+        ("save", ["report", "weights", "save", "summary", "show failed"]),
+        ("evaluate", [*STEPS[:-2], "summary", "show failed"]),
+        ("summary", [*STEPS[:-2], "save", "show total_steps"]),
+    ],
+)
+def test_a_warning_that_is_an_error_costs_neither_the_result_nor_the_summary(
+    tmp_path: Path, fails: str, log: list[str]
+) -> None:
+    """As with `python -W error`."""
+    rig = Ending(tmp_path, fails)
+    if fails == "summary":
+        (tmp_path / "summary.json").mkdir()
+        log = [*log[:-1], "summary", log[-1]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outcome, error = rig.finish()
+    assert isinstance(error, errors.AsyncRLWarning)
+    assert rig.parts.log == log and outcome.policy.tolist() == [1, 1]
+    if fails != "summary":
+        assert summary_of(tmp_path)["state"] == "failed"
+        assert str(error) in summary_of(tmp_path)["error"]
+
+
 def test_a_summary_that_cannot_be_written_is_in_the_result(tmp_path: Path) -> None:
     rig = Ending(tmp_path)
     (tmp_path / "summary.json").mkdir()

@@ -322,6 +322,13 @@ def test_config_shows_values_json_does_not_know(server: ServerThread) -> None:
     assert config["dqn"] == {"gamma": None, "hidden": [64, 64]}
 
 
+def test_config_shows_keyword_arguments_of_any_literals_and_paths_of_any_bytes(server: ServerThread) -> None:
+    server.run.config = {"env_kwargs": {"layout": {(0, 1): "S", None: (1, {2: 3})}}, "run_dir": "r\udcff"}
+    config = server.ask("/config").json()
+    assert config["env_kwargs"] == {"layout": {"(0, 1)": "S", "None": [1, {"2": 3}]}}
+    assert config["run_dir"] == "r\\udcff"
+
+
 def test_readyz_says_503_until_steps_arrive(server: ServerThread) -> None:
     server.run.ready = False
     answer = server.ask("/readyz")

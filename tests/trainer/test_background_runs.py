@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -86,6 +87,33 @@ def test_an_error_in_the_background_is_printed_once(capfd: pytest.CaptureFixture
     with pytest.raises(errors.EnvironmentRaised):
         asyncio.run(run.wait())
     assert "ASYNC002" not in capfd.readouterr().err
+
+
+def test_a_stream_of_a_run_that_fails_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio logs the traceback of an error in a future that nobody has looked at; a stream waits many times."""
+
+    async def watch() -> list[Any]:
+        run.start()
+        return [snapshot async for snapshot in run.stream(0.01)]
+
+    run = trainer(Raises, http="off")
+    streamed = asyncio.run(watch())
+    gc.collect()
+    assert streamed[-1].error is not None and "ASYNC002" in streamed[-1].error
+    assert [record.message for record in caplog.records] == []
+
+
+def test_a_run_that_is_cancelled_while_it_starts_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def cancel() -> None:
+        running = asyncio.create_task(trainer(http="off").run())
+        await asyncio.sleep(0.05)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(cancel())
+    gc.collect()
+    assert [record.message for record in caplog.records] == []
 
 
 def test_an_error_that_somebody_waits_for_is_not_printed(capfd: pytest.CaptureFixture[str]) -> None:

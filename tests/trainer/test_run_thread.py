@@ -64,6 +64,25 @@ def test_a_background_run_is_saved_when_the_script_ends(tmp_path: Path) -> None:
     assert read_policy(tmp_path / "run" / "checkpoints" / "latest").meta.updates > 0
 
 
+def test_a_script_without_standard_streams_trains(tmp_path: Path) -> None:
+    """As a daemon. libuv aborts the process where a file of the run gets the number of one of them."""
+    script = f"""
+        import os
+        from asyncrl import DQN, Trainer
+        dqn = DQN(learning_starts=200, replay_capacity=2_000, batch_size=32)
+        options = dict(num_actors=1, envs_per_actor=4, target_eval_episodes=2, run_dir={str(tmp_path / "run")!r})
+        Trainer("CartPole-v1", dqn, **options).learn(total_steps=500)
+    """
+
+    def close_streams() -> None:
+        for descriptor in (0, 1, 2):
+            os.close(descriptor)
+
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    assert subprocess.run(command, preexec_fn=close_streams, timeout=PATIENCE_SECONDS).returncode == 0
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
 UNJOINED = """
     import atexit, threading
     from asyncrl import DQN, Trainer
@@ -200,6 +219,32 @@ def test_an_interrupt_while_learn_starts_ends_the_run(monkeypatch: pytest.Monkey
         assert run.done
     finally:
         run.close()
+
+
+def test_learn_that_is_left_by_a_signal_handler_ends_the_run() -> None:
+    """As a time limit does that a program sets by `signal.alarm`."""
+
+    class Late(Exception):
+        pass
+
+    def raises(number: int, frame: object) -> None:
+        raise Late
+
+    def interrupt(snapshot: Snapshot) -> None:
+        if snapshot.updates and not sent.is_set():
+            sent.set()
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    sent, before = threading.Event(), signal.signal(signal.SIGUSR1, raises)
+    run = trainer(max_seconds=2 * PATIENCE_SECONDS)
+    try:
+        with pytest.raises(Late):
+            run.learn(on_snapshot=interrupt)
+        assert run.done and asyncrl.running() == ()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        run.close()
+    assert run.result is not None and run.result.stop_reason == "interrupted"
 
 
 def test_a_listener_of_a_refused_call_is_not_called_twice() -> None:

@@ -339,7 +339,8 @@ def test_a_batch_above_the_capacity_names_the_limit():
 
 
 @pytest.mark.parametrize("algorithm", [DQN(), PPO()], ids=["dqn", "ppo"])
-def test_another_default_dtype_of_the_caller_is_refused(algorithm):
+def test_another_default_dtype_of_the_caller_is_refused(algorithm, caplog):
+    """And nothing else is said: the environment is probed already, and the probe's end is waited for."""
     import torch  # not above: actors import this module
 
     before = torch.get_default_dtype()
@@ -349,6 +350,8 @@ def test_another_default_dtype_of_the_caller_is_refused(algorithm):
             Trainer("CartPole-v1", algorithm, **SMALL).learn(total_steps=10)
     finally:
         torch.set_default_dtype(before)
+    gc.collect()
+    assert [record.message for record in caplog.records] == []
 
 
 def test_replay_larger_than_memory_says_what_fits():
