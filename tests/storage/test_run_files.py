@@ -136,7 +136,9 @@ def test_a_file_with_a_secret_is_the_owners_alone_from_the_beginning(tmp_path: P
     directory.close()
 
 
-@pytest.mark.parametrize("damaged", ['{"time/total_timesteps":"x"}', '{"eval/total_timesteps":[1]}', "[" * 9999, "3"])
+@pytest.mark.parametrize(
+    "damaged", ['{"time/total_timesteps":"x"}', '{"eval/total_timesteps":[1]}', "[" * 9999, "3"]
+)
 def test_a_damaged_line_of_the_metrics_is_set_aside_when_a_run_goes_on(tmp_path: Path, damaged: str) -> None:
     kept = ['{"time/total_timesteps":100}\n', '{"eval/total_timesteps":null,"mine":1}\n']
     (tmp_path / "metrics.jsonl").write_text(f"{kept[0]}{damaged}\n{kept[1]}")
