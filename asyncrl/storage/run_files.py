@@ -87,9 +87,12 @@ def write_run_files(
     described = describe_run(config.seed)
     if resumed is not None and directory.path is not None:
         described = _described_again(directory.path / "meta.json", {**described, **resumed})
+    directory.write_json("meta.json", described)
+    if (
+        resumed is not None and directory.path is not None
+    ):  # last: on a full disk nothing of the run is removed
         directory.remove("summary.json")  # of the last end; without it a killed run is known as killed
         cut_metrics(directory.path, resumed["env_steps"], resumed["evaluated"])
-    directory.write_json("meta.json", described)
 
 
 def _that_pickle(functions: Mapping[str, FunctionOfProgress]) -> dict[str, FunctionOfProgress | None]:

@@ -159,10 +159,13 @@ def test_the_page_does_not_show_the_secret() -> None:
     assert without_secrets({"run": {"on_end": None}}) == {"run": {"on_end": None}}
 
 
-@pytest.mark.parametrize("address", [
+@pytest.mark.parametrize(
+    "address",
+    [
         *("hooks.example.com", "ftp://a/b", "http://", "", "http://:80/x"),
         *("http://[::1", "http://a:99999/", "http://a:0/", "http://a:b/", "http://a b/c"),
-    ],)
+    ],
+)
 def test_an_address_is_one_of_http(address: str) -> None:
     with pytest.raises(ValueError, match="on_end must be an address that begins with http:// or https://"):
         TrainerConfig(env="CartPole-v1", algo="dqn", on_end=address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import pickle
 import stat
@@ -136,10 +137,31 @@ def test_a_file_with_a_secret_is_the_owners_alone_from_the_beginning(tmp_path: P
     directory.close()
 
 
-@pytest.mark.parametrize("damaged", ['{"time/total_timesteps":"x"}', '{"eval/total_timesteps":[1]}', "[" * 9999, "3"])
+@pytest.mark.parametrize(
+    "damaged", ['{"time/total_timesteps":"x"}', '{"eval/total_timesteps":[1]}', "[" * 9999, "3"]
+)
 def test_a_damaged_line_of_the_metrics_is_set_aside_when_a_run_goes_on(tmp_path: Path, damaged: str) -> None:
     kept = ['{"time/total_timesteps":100}\n', '{"eval/total_timesteps":null,"mine":1}\n']
     (tmp_path / "metrics.jsonl").write_text(f"{kept[0]}{damaged}\n{kept[1]}")
     cut_metrics(tmp_path, 100, 0)
     assert (tmp_path / "metrics.jsonl").read_text() == "".join(kept)
     assert (tmp_path / "metrics_lost.jsonl").read_text() == f"{damaged}\n"
+
+
+def test_a_full_disk_removes_nothing_of_a_run_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = keep(tmp_path, "CartPole-v1")
+    (tmp_path / "summary.json").write_text("{}")
+
+    def full(directory: RunDirectory, name: str, value: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(RunDirectory, "write_json", full)
+    directory = RunDirectory(tmp_path, goes_on=True)
+    with pytest.raises(OSError, match="No space left"):
+        write_run_files(
+            directory, config, DQN(), EnvSource.from_user("CartPole-v1"), {"env_steps": 0, "evaluated": 0}
+        )
+    directory.close()
+    assert (tmp_path / "summary.json").exists()
