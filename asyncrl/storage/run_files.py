@@ -85,14 +85,14 @@ def write_run_files(
     config = dataclasses.replace(config, env_file=env_file, eval_env_file=evaluation, run_dir=None, **data)
     directory.write_text("config.toml", dump_config(config, algorithm))
     described = describe_run(config.seed)
-    if resumed is not None and directory.path is not None:
-        described = _described_again(directory.path / "meta.json", {**described, **resumed})
-    directory.write_json("meta.json", described)
-    if (
-        resumed is not None and directory.path is not None
-    ):  # last: on a full disk nothing of the run is removed
-        directory.remove("summary.json")  # of the last end; without it a killed run is known as killed
-        cut_metrics(directory.path, resumed["env_steps"], resumed["evaluated"])
+    if resumed is None or directory.path is None:
+        directory.write_json("meta.json", described)
+        return
+    again = _described_again(directory.path / "meta.json", {**described, **resumed})
+    directory.write_json("meta.json", again)
+    # Last, as both stay on a full disk. A killed run is known as killed by the lack of a summary.
+    directory.remove("summary.json")
+    cut_metrics(directory.path, resumed["env_steps"], resumed["evaluated"])
 
 
 def _that_pickle(functions: Mapping[str, FunctionOfProgress]) -> dict[str, FunctionOfProgress | None]:
