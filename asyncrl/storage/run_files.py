@@ -57,7 +57,8 @@ def write_run_files(
     """Write all of these files. Raises OSError if one cannot be written.
 
     With `resumed`, the `Resumption.record` of a resumed run, the metric files keep only entries up to its checkpoint,
-    and the summary of its last end is removed.
+    and the summary of its last end is removed: last, as both stay on a full disk. Without it a killed run is known as
+    killed.
     """
     network = getattr(algorithm, "own_network", None)
     if network is not None:
@@ -90,7 +91,6 @@ def write_run_files(
         return
     again = _described_again(directory.path / "meta.json", {**described, **resumed})
     directory.write_json("meta.json", again)
-    # Last, as both stay on a full disk. A killed run is known as killed by the lack of a summary.
     directory.remove("summary.json")
     cut_metrics(directory.path, resumed["env_steps"], resumed["evaluated"])
 
