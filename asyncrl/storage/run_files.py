@@ -57,7 +57,8 @@ def write_run_files(
     """Write all of these files. Raises OSError if one cannot be written.
 
     With `resumed`, the `Resumption.record` of a resumed run, the metric files keep only entries up to its checkpoint,
-    and the summary of its last end is removed.
+    and the summary of its last end is removed: last, as both stay on a full disk. Without it a killed run is known as
+    killed.
     """
     network = getattr(algorithm, "own_network", None)
     if network is not None:
@@ -85,11 +86,13 @@ def write_run_files(
     config = dataclasses.replace(config, env_file=env_file, eval_env_file=evaluation, run_dir=None, **data)
     directory.write_text("config.toml", dump_config(config, algorithm))
     described = describe_run(config.seed)
-    if resumed is not None and directory.path is not None:
-        described = _described_again(directory.path / "meta.json", {**described, **resumed})
-        directory.remove("summary.json")  # of the last end; without it a killed run is known as killed
-        cut_metrics(directory.path, resumed["env_steps"], resumed["evaluated"])
-    directory.write_json("meta.json", described)
+    if resumed is None or directory.path is None:
+        directory.write_json("meta.json", described)
+        return
+    again = _described_again(directory.path / "meta.json", {**described, **resumed})
+    directory.write_json("meta.json", again)
+    directory.remove("summary.json")
+    cut_metrics(directory.path, resumed["env_steps"], resumed["evaluated"])
 
 
 def _that_pickle(functions: Mapping[str, FunctionOfProgress]) -> dict[str, FunctionOfProgress | None]:

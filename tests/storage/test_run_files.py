@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import pickle
 import stat
@@ -145,3 +146,22 @@ def test_a_damaged_line_of_the_metrics_is_set_aside_when_a_run_goes_on(tmp_path:
     cut_metrics(tmp_path, 100, 0)
     assert (tmp_path / "metrics.jsonl").read_text() == "".join(kept)
     assert (tmp_path / "metrics_lost.jsonl").read_text() == f"{damaged}\n"
+
+
+def test_a_full_disk_removes_nothing_of_a_run_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = keep(tmp_path, "CartPole-v1")
+    (tmp_path / "summary.json").write_text("{}")
+
+    def full(directory: RunDirectory, name: str, value: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(RunDirectory, "write_json", full)
+    directory = RunDirectory(tmp_path, goes_on=True)
+    with pytest.raises(OSError, match="No space left"):
+        write_run_files(
+            directory, config, DQN(), EnvSource.from_user("CartPole-v1"), {"env_steps": 0, "evaluated": 0}
+        )
+    directory.close()
+    assert (tmp_path / "summary.json").exists()
