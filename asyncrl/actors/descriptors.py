@@ -1,6 +1,4 @@
-"""File descriptors: the standard ones; the number that a run needs, checked before it starts; the error when there are
-too few.
-"""
+"""File descriptors: the standard ones, the number that a run needs, and the error when there are too few."""
 
 from __future__ import annotations
 

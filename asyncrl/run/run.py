@@ -798,7 +798,13 @@ class Run:
         try:
             if weights is not None and (learned or error is None):
                 await self.saver.save_before_evaluating(weights)
-            if error is None and reason in COMPLETE and weights is not None and self.group.leads and not reached:
+            if (
+                error is None
+                and reason in COMPLETE
+                and weights is not None
+                and self.group.leads
+                and not reached
+            ):
                 evaluation, failure = await self._evaluate_finally(weights)
             if self.built and self.films is not None and error is None:
                 await self.films.finish(self._interrupted)
