@@ -385,7 +385,7 @@ def environment_calls(
         yield
     except AsyncRLError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvironmentRaised(
             f"{who} raised {type(error).__name__}{where and f' {where}'}: {error_text(error)}",
             facts=facts(),

@@ -392,7 +392,7 @@ def _call(name: str, call: str, function: Any, action: object = None) -> Any:
         return function()
     except AsyncRLError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, TypeError) and call.startswith("reset") and "seed" in error_text(error):
             must = "take the keyword arguments seed and options"
             raise _old(name, "reset(seed=0)", f"raised {error_text(error)}", must) from error

@@ -257,7 +257,7 @@ class EnvSource:
             raise
         except DependencyNotInstalled as error:
             raise self._needs_package(error) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # one that reads the command line by argparse exits
             if isinstance(error, ModuleNotFoundError) and missing_extra(error.name or ""):
                 raise self._needs_package(error) from error
             raise self._not_built(f"failed: {describe_error(error)}", traceback.format_exc()) from error

@@ -29,7 +29,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from asyncrl.errors import ConfigurationError, PortInUse
+from asyncrl.errors import ConfigurationError, PortInUse, printable
 
 LOGGER = logging.getLogger("asyncrl.server")
 # Silent unless the user adds a handler: messages about malformed requests must not overwrite the terminal view.
@@ -377,7 +377,7 @@ class Gate:
         hosts = request.headers.getall("Host", [])
         if len(hosts) == 1 and (self._knows(hosts[0]) or self._is_own(_given_token(request, query=True))):
             return
-        named = ", ".join(hosts) or "(none)"
+        named = printable(", ".join(hosts)) or "(none)"  # its bytes may be no text
         raise web.HTTPMisdirectedRequest(
             text=f"this server answers for the host {named} with the token only: add ?token=..."
         )
@@ -396,7 +396,7 @@ class Gate:
         origin = request.headers.get("Origin")
         own = {f"{scheme}://{request.headers['Host'].strip().lower()}" for scheme in ("http", "https")}
         if origin is not None and origin.lower() not in own:
-            raise web.HTTPForbidden(text=f"requests from the origin {origin} are refused")
+            raise web.HTTPForbidden(text=f"requests from the origin {printable(origin)} are refused")
         # An <img> or <script> of a foreign page sends no Origin, but browsers report the site in Sec-Fetch-*.
         site = request.headers.get("Sec-Fetch-Site", "none")
         if site in ("cross-site", "same-site") and request.headers.get("Sec-Fetch-Mode") != "navigate":

@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
@@ -373,3 +374,16 @@ def test_environment_that_raises_in_an_evaluation(server: ForkServer) -> None:
             await evaluator.evaluate(weights(0), 2)
 
     remotely(server, fakes.Raises, story)
+
+
+class ExitsInEvaluation(fakes.SimpleEnv):
+    def step(self, action: Any) -> Any:
+        return sys.exit(2) if self.steps == 6 else super().step(action)
+
+
+def test_environment_that_exits_in_an_evaluation(server: ForkServer) -> None:
+    async def story(evaluator: RemoteEvaluator) -> None:
+        with pytest.raises(EnvironmentRaised, match=r"ASYNC002\].*SystemExit in an evaluation: 2"):
+            await evaluator.evaluate(weights(0), 2)
+
+    remotely(server, ExitsInEvaluation, story)

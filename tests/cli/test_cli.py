@@ -447,6 +447,19 @@ def test_an_error_is_its_text_and_its_code(
     assert FakeServer.log == ["start", "close"]
 
 
+def test_a_warning_that_is_an_error_is_its_text(
+    capsys: pytest.CaptureFixture[str], trainer: type[FakeTrainer]
+) -> None:
+    """As with `python -W error`."""
+
+    def fail(self: FakeTrainer) -> str:
+        raise errors.LittleDiskSpace("[ASYNC044] the checkpoints need more")
+
+    trainer.learns = fail
+    assert main(TRAIN) == 1
+    assert capsys.readouterr() == ("", "[ASYNC044] the checkpoints need more\n")
+
+
 @pytest.mark.parametrize(
     ("text", "flag"),
     [

@@ -511,6 +511,35 @@ def test_asyncrl_018() -> None:
         described(UndeclaredVector)
 
 
+class Exits(fakes.SimpleEnv):
+    """As one that reads the command line by argparse, or ends the program on a fault."""
+
+    def __init__(self, call: str) -> None:
+        super().__init__()
+        self.call = call
+        self._exit("constructor")
+
+    def _exit(self, call: str) -> None:
+        if call == self.call:
+            sys.exit(2)
+
+    def reset(self, **options: Any) -> Any:
+        self._exit("reset")
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        self._exit("step")
+        return super().step(action)
+
+
+def test_an_environment_that_exits_is_named() -> None:
+    with pytest.raises(EnvironmentNotBuilt, match=r"ASYNC004\].* of Exits failed: SystemExit: 2"):
+        described(functools.partial(Exits, "constructor"))
+    for call in ("reset", "step"):
+        with pytest.raises(EnvironmentRaised, match=rf"ASYNC002\].*raised SystemExit in {call}.*: 2"):
+            described(functools.partial(Exits, call))
+
+
 def test_asyncrl_002_in_the_probe() -> None:
     with pytest.raises(
         EnvironmentRaised, match=r"(?s)ASYNC002\].*raised RuntimeError in reset.*no map for this level"

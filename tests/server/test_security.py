@@ -59,6 +59,11 @@ def test_a_loopback_host_is_let_in_on_any_port(server: ServerThread, host: str) 
     assert server.ask("/stats", host=host).status == 200
 
 
+def test_a_host_and_an_origin_that_are_no_text_are_refused_like_any_other(server: ServerThread) -> None:
+    assert "\\udcff" in refused(server.ask("/stats", host="\xff"), 421)
+    assert "\\udcff" in refused(server.ask("/stats", headers={"Origin": "http://\xff"}), 403)
+
+
 def test_a_request_with_two_hosts_is_refused(server: ServerThread) -> None:
     with server.open(b"GET /stats HTTP/1.0\r\nHost: localhost\r\nHost: evil.example\r\n\r\n") as connection:
         assert connection.recv(4096).split(b" ")[1] in (b"400", b"421")
