@@ -120,6 +120,16 @@ class MaximumEntropyUpdate(ContinuousUpdate):
             self.log_alpha_gradient.copy_(temperature_gradient(log_prob, self.target_entropy))
         return Learned(critic, q, actor.loss)
 
+    def _restored(self) -> None:
+        """Keep a temperature that is given, also where the state has one that was learned or another."""
+        if self.config.ent_coef is None:
+            return
+        self.log_alpha.fill_(math.log(self.config.ent_coef))
+        for name, part in (("all", self._slices["temperature"]), ("temperature", slice(None))):
+            if name in self._optimizers:  # the momentum of the last steps would still move it
+                for moment in self._optimizers[name].moments:
+                    moment[part].zero_()
+
     def metrics(self) -> Mapping[str, float]:
         """`ContinuousUpdate.metrics` with bounds widened by the entropy, and the temperature of the last update."""
         values = super().metrics()

@@ -49,7 +49,8 @@ The constructor refuses an `e` that violates (4) for M = 1. With `samples_per_in
 rings' room bounds the actors and only the data bounds the learner.
 
 With a staleness bound, all rows may be discarded before they are trained on, so that the cursor stays high; then it is
-reset (`write_off`).
+reset (`write_off`). A resumed run may have another sigma: its cursor is moved to the nearer end of the band, so that
+the new ratio holds for the new steps.
 
 The reported ratio `achieved` is s / (I - I0): steps before `learning_starts` do not count.
 """
@@ -165,6 +166,12 @@ class Balance(Pace):
         """
         if self._sigma is not None:
             self._written_off += max(0.0, self.cursor)
+
+    def _restored(self) -> None:
+        """Bring the cursor back into its band, far outside of which another `samples_per_insert` puts it."""
+        if self._sigma is not None and self._inserted >= self._begin:
+            bound = self.error_samples
+            self._written_off += self.cursor - min(max(self.cursor, -bound), bound)
 
     def refill(self) -> None:
         """See `Pace`."""

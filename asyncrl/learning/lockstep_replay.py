@@ -83,10 +83,21 @@ class LockstepBalance(Pace):
 
     def schedule(self) -> int:
         """Number of updates due for the steps inserted since the last call."""
-        paid = math.floor(self._sigma * max(0, self._inserted - self._start) / self._batch_size)
-        due = max(0, paid - self._scheduled)
+        due = max(0, self._paid - self._scheduled)
         self._scheduled += due
         return due
+
+    @property
+    def _paid(self) -> int:
+        return math.floor(self._sigma * max(0, self._inserted - self._start) / self._batch_size)
+
+    def _restored(self) -> None:
+        """Count the new steps of a resumed run by its `samples_per_insert` and `batch_size`, which may have changed.
+
+        Updates that are scheduled beyond the steps are at most those of one refill of the replay.
+        """
+        ahead = math.ceil(self._sigma * self._learning_starts / self._batch_size)
+        self._scheduled = min(max(self._scheduled, self._paid), self._paid + ahead)
 
     def next_rows(self) -> int:
         """Rows of the next quantum; 0 if `max_env_steps` are inserted."""

@@ -145,6 +145,17 @@ def test_temperature_moves_towards_the_wanted_entropy(wanted: float, grows: bool
     assert seen[1] == pytest.approx(0.5 * math.exp(3e-3 if grows else -3e-3), rel=1e-4), "Adam's first step"
 
 
+@pytest.mark.parametrize("delay", [1, 2])
+def test_a_temperature_that_is_given_to_a_resumed_run_counts(delay: int) -> None:
+    learned, given = core_of(policy_delay=delay), core_of(seed=4, ent_coef=0.2, policy_delay=delay)
+    for seed in range(3):
+        learned.update(filled_batch(seed=seed))
+    given.load_state_dict(learned.state_dict())
+    for seed in range(4):
+        given.update(filled_batch(seed=seed))
+    assert float(given.state_dict()["log_alpha"]) == pytest.approx(math.log(0.2))
+
+
 def test_fixed_temperature_stays() -> None:
     core = core_of(ent_coef=0.2)
     for seed in range(4):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from asyncrl.learning.balance import Balance
+from asyncrl.saved_state import restore, saved
 
 ARGUMENTS = {
     "samples_per_insert": 4.0,
@@ -240,3 +241,22 @@ def test_a_step_of_several_agents_inserts_a_sample_of_each():
     achieved, target = "async/samples_per_insert", "async/samples_per_insert_target"
     assert several.statistics()[target] == 1.0
     assert several.statistics()[achieved] == one.statistics()[achieved] / 4
+
+
+@pytest.mark.parametrize("sigma", [ARGUMENTS["samples_per_insert"], 0.5, 32.0, None])
+def test_a_resumed_run_is_within_its_band_with_another_ratio(sigma):
+    before = make()
+    before.inserted(1_000)
+    before.sampled(1_000 * int(ARGUMENTS["samples_per_insert"]))
+    resumed = make(samples_per_insert=sigma, error_samples=None if sigma is None else 400.0)
+    restore(resumed, saved(before))
+    assert abs(resumed.cursor) <= resumed.error_samples
+    if sigma == ARGUMENTS["samples_per_insert"]:
+        assert resumed.cursor == before.cursor
+
+
+def test_a_run_that_is_resumed_before_its_first_update_still_waits_for_learning_starts():
+    before, resumed = make(), make()
+    before.inserted(1)
+    restore(resumed, saved(before))
+    assert resumed.cursor == before.cursor and resumed.updates_allowed() == 0

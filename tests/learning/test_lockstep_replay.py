@@ -13,6 +13,7 @@ from replay_world import Setting, World, world
 from asyncrl.errors import TrainingDiverged
 from asyncrl.learning import lockstep_replay
 from asyncrl.learning.lockstep_replay import MOST_ROWS, LockstepBalance, quantum_rows
+from asyncrl.saved_state import restore, saved
 
 
 def balance(**changes: Any) -> LockstepBalance:
@@ -25,6 +26,20 @@ def balance(**changes: Any) -> LockstepBalance:
         "rows": 4,
     }
     return LockstepBalance(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(("sigma", "batch"), [(2.0, 4), (0.5, 4), (16.0, 4), (2.0, 64)])
+def test_a_resumed_run_makes_the_updates_of_its_new_steps(sigma: float, batch: int) -> None:
+    before = balance()
+    before.inserted(1_000)
+    assert before.schedule() == 495
+    resumed = balance(samples_per_insert=sigma, batch_size=batch)
+    restore(resumed, saved(before))
+    resumed.inserted(400)
+    most = 400 * sigma / batch
+    assert most - 10 * sigma / batch - 1 <= resumed.schedule() <= most, (
+        "less those of 10 steps, learning_starts"
+    )
 
 
 # ---- numbers by hand -----------------------------------------------------------------------------------------------
