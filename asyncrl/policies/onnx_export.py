@@ -1,6 +1,6 @@
 """Export of a policy as an ONNX model, which runs without asyncrl: observation in, greedy action out, scaling included.
 
-    obs     [batch, *observation_shape]   in the environment's dtype; [batch, k, ...] with a frame stack of k
+    obs     [batch, *observation_shape]   in the environment's dtype, float64 as float32; [batch, k, ...] with k frames
     action  [batch, *action_shape]        as the environment takes it: choices, real values within their bounds
 
 The model of a structured observation (Dict, Tuple, Discrete, MultiDiscrete) has one input for each array of it, named

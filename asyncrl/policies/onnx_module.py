@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -107,7 +108,11 @@ class GreedyModule(nn.Module):
             x = torch.cat(stacks, dim=2)
             x = x.flatten(1)
         else:
-            x = observation[0].flatten(1).float()
+            x = (
+                observation[0]
+                .reshape(-1, self._policy.frame_stack * math.prod(spec.observation_shape))
+                .float()
+            )
         if self._statistics is not None:
             mean, scale = self._statistics
             return ((x - mean) * scale).clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)

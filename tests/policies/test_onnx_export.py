@@ -77,6 +77,14 @@ def test_the_model_acts_as_the_policy(case: str, dtype: str, tmp_path: Path) -> 
     assert len(np.unique(expected, axis=0)) > 1, "the actions differ"
 
 
+@pytest.mark.parametrize("frames", [1, 2])
+def test_an_observation_that_is_one_number_is_a_model_too(frames: int, tmp_path: Path) -> None:
+    policy = portable(asyncrl.DQN(frame_stack=frames), EnvSpec("any", (), "float32", DiscreteAction(3)))
+    model = session(policy.export_onnx(tmp_path / "x.onnx"))
+    obs = np.linspace(-3, 3, 10, dtype=np.float32).reshape((10,) if frames == 1 else (5, 2))
+    assert np.array_equal(model.run(None, {"obs": obs})[0], policy.predict(obs)[0])
+
+
 IMAGES = {
     "small, channels last, frames": ((10, 11, 4), asyncrl.DQN(frame_stack=2), DiscreteAction(3)),
     "small, one channel, dueling": ((12, 12), asyncrl.DQN(dueling=True, frame_stack=3), DiscreteAction(3)),
