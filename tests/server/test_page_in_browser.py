@@ -25,6 +25,7 @@ from waiting import wait_until
 
 import asyncrl
 from asyncrl.envs.video import VideoWriter
+from asyncrl.interfaces import ValuePairs
 from asyncrl.server.pages import load_page
 from asyncrl.show.evaluation_result import EvaluationFilm
 from asyncrl.show.group_statistics import GroupStatistics
@@ -319,6 +320,17 @@ def test_a_chart_of_a_constant_with_rounding_has_distinct_labels(browser: Browse
     show(run, at(9, train_metrics={"train/value_high": 200.0}))
     open_page(browser, run)
     texts = f"{chart(browser, 'train/value_high')}.querySelectorAll('text[text-anchor=end]')"
+    browser.wait(f"{texts}.length > 0")
+    labels = browser.evaluate(f"[...{texts}].map((text) => text.textContent).join(' ')").split()
+    assert len(labels) >= 3 and len(set(labels)) == len(labels)
+
+
+def test_marks_of_values_that_differ_by_little_are_distinct(browser: Browser, run: ServerThread) -> None:
+    show(run, at(9, value_pairs=ValuePairs((99.932, 99.94), (99.938, 99.948))))
+    open_page(browser, run)
+    texts = (
+        f"{chart(browser, 'Predicted value, realised return')}.querySelectorAll('text[text-anchor=middle]')"
+    )
     browser.wait(f"{texts}.length > 0")
     labels = browser.evaluate(f"[...{texts}].map((text) => text.textContent).join(' ')").split()
     assert len(labels) >= 3 and len(set(labels)) == len(labels)
