@@ -322,9 +322,8 @@ class Trainer(ShownByCard, metaclass=Answering):
             return None
         if view is not None:
             for line in self.resumed_from:
-                with contextlib.suppress(
-                    OSError, ValueError
-                ):  # nobody reads, or it lacks a character of a path
+                # Nobody may read, or the output's encoding may lack a character of a path.
+                with contextlib.suppress(OSError, ValueError):
                     print(line, file=sys.stdout if view.live else sys.stderr, flush=True)
             self._listeners.append(lambda snapshot: view.follow(snapshot, self.page_url))
         return view
