@@ -321,9 +321,8 @@ class ContinuousUpdate(ReplayUpdate):
     def _divided(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         """State of the optimisers divided as they are here. Raises LookupError if a part is missing."""
         names = "exp_avg", "exp_avg_sq"
-        if (
-            "all" in self._optimizers
-        ):  # its number of steps is that of the critics, which move in every update
+        if "all" in self._optimizers:
+            # Its number of steps is that of the critics, which move in every update.
             whole = {name: torch.cat([saved[part][name] for part in self._slices]) for name in names}
             return {"all": whole | {"step": saved["critics"]["step"]}}
         step = {"step": saved["all"]["step"]}

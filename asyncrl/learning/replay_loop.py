@@ -231,12 +231,7 @@ class ReplayLoop(UpdateLoop):
         ids = self._replay.acted(self._batch).ids[:MOST_PAIRS]
         for row_id, value in zip(ids.tolist(), values.tolist(), strict=False):
             ring, position, stream = self._replay.place_of(row_id)
-            followed = realised_return(
-                self.rings[ring],
-                position,
-                stream,
-                self._discount,
-            )
+            followed = realised_return(self.rings[ring], position, stream, self._discount)
             if followed is not None:
                 predicted.append(value)
                 realised.append(followed)

@@ -108,11 +108,8 @@ class GreedyModule(nn.Module):
             x = torch.cat(stacks, dim=2)
             x = x.flatten(1)
         else:
-            x = (
-                observation[0]
-                .reshape(-1, self._policy.frame_stack * math.prod(spec.observation_shape))
-                .float()
-            )
+            values = self._policy.frame_stack * math.prod(spec.observation_shape)
+            x = observation[0].reshape(-1, values).float()
         if self._statistics is not None:
             mean, scale = self._statistics
             return ((x - mean) * scale).clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
