@@ -172,7 +172,7 @@ class TrainerConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the learner's network; auto takes a GPU if there is one and the network is large."""
 
-    torch_threads: Count = 1
+    torch_threads: Annotated[int, Range(at_least=1, at_most=1024)] = 1
     """Torch threads of the learner; more than one is very slow while the actors keep all cores busy."""
 
     burst_seconds: Positive = 0.01

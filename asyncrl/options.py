@@ -328,7 +328,7 @@ def mapping_from_texts(texts: Iterable[str]) -> dict[str, Any]:
     `easy.size:4` is an item of the mapping `easy`.
 
     Raises:
-        ValueError: an item's key is not an identifier, or its value is missing.
+        ValueError: an item's key is not an identifier or is there twice, or its value is missing.
     """
     values: dict[str, Any] = {}
     for text in texts:
@@ -337,7 +337,7 @@ def mapping_from_texts(texts: Iterable[str]) -> dict[str, Any]:
         if not outer.isidentifier() or (dot and not key.isidentifier()) or not value:
             raise ValueError(text)
         into, name = (values.setdefault(outer, {}), key) if dot else (values, outer)
-        if not isinstance(into, dict):
+        if not isinstance(into, dict) or name in into:
             raise ValueError(text)
         try:
             into[name] = ast.literal_eval(value)

@@ -33,8 +33,8 @@ from asyncrl.errors import UserError
 from asyncrl.options import option_values, parse_count
 from asyncrl.protocols import Algorithm
 from asyncrl.storage.config_file import TRAINER, make_record, read_config
-from asyncrl.storage.run_directory import refuse_another_run, refuse_run_at
-from asyncrl.trainer.arguments import seeds_from
+from asyncrl.storage.run_directory import refuse_another_run
+from asyncrl.trainer.arguments import folders_of, seeds_from
 
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
@@ -79,10 +79,7 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm] | SeedOpt
         return (config if folder is None else dataclasses.replace(config, run_dir=str(folder))), algorithm
     seeds = _seeds(parsed.seeds, config)
     if names_folder:
-        parent = None if config.run_dir is None else Path(config.run_dir)
-        if parent is not None:
-            refuse_run_at(parent)
-        folders = {seed: None if parent is None else parent / f"s{seed}" for seed in seeds}
+        folders = folders_of(seeds, config.run_dir)
     else:
         now = time.localtime()
         folders = {seed: new_run_dir(env, algo, seed, now) for seed in seeds}

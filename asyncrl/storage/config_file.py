@@ -65,6 +65,8 @@ def import_own_algorithm(file: Path) -> None:
     Raises:
         ConfigurationError: it cannot be imported.
     """
+    if not file.is_file():  # a pipe would wait for a writer
+        return
     try:
         parsed = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

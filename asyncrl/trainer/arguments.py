@@ -17,6 +17,7 @@ from asyncrl.errors import ConfigurationError, ScheduleWithoutSteps
 from asyncrl.options import near_miss, option_help
 from asyncrl.protocols import Algorithm
 from asyncrl.run.job import Job
+from asyncrl.storage.run_directory import refuse_run_at
 
 
 class RunOptions(TypedDict, total=False):
@@ -236,6 +237,21 @@ def seeds_from(first: int, seeds: int | Sequence[int]) -> tuple[int, ...]:
             f"seeds must be a number of at least 1, or different seeds of at least 0, got {seeds}"
         )
     return chosen
+
+
+def folders_of(seeds: Sequence[int], run_dir: str | os.PathLike[str] | None) -> dict[int, Path | None]:
+    """Folder of every seed's run: `s3` in `run_dir` for seed 3; None without `run_dir`.
+
+    Raises:
+        ConfigurationError: one of them, or `run_dir` itself, holds a run.
+    """
+    if run_dir is None:
+        return dict.fromkeys(seeds)
+    parent = Path(run_dir)
+    folders = {seed: parent / f"s{seed}" for seed in seeds}
+    for path in (parent, *folders.values()):
+        refuse_run_at(path)
+    return {**folders}
 
 
 LEARN_ARGUMENTS = ("total_steps", "max_seconds", "target_return", "callbacks")

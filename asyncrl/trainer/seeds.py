@@ -13,7 +13,6 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -23,8 +22,7 @@ from asyncrl.protocols import Algorithm
 from asyncrl.run.job import Job
 from asyncrl.show.aggregates import Array, Estimate, estimate, iqm, mean
 from asyncrl.show.numbers import of_return, with_deviation, with_interval
-from asyncrl.storage.run_directory import refuse_run_at
-from asyncrl.trainer.arguments import RunOptions, seeds_from
+from asyncrl.trainer.arguments import RunOptions, folders_of, seeds_from
 from asyncrl.trainer.run_pool import Ended, Event, RunPool, runs_at_once
 from asyncrl.trainer.trainer import Trainer
 
@@ -125,10 +123,7 @@ def train_seeds(
     """
     trainer = Trainer(env, algorithm, **options)
     chosen = seeds_from(trainer.config.seed, seeds)
-    run_dir = trainer.config.run_dir
-    if run_dir is not None:
-        refuse_run_at(Path(run_dir))
-    folders = {seed: None if run_dir is None else Path(run_dir) / f"s{seed}" for seed in chosen}
+    folders = folders_of(chosen, trainer.config.run_dir)
     with RunPool() as pool:
         events = train_all(pool, jobs(trainer, folders), runs_at_once(trainer.config, at_once))
         ends = {event.key: event for event in events if isinstance(event, Ended)}

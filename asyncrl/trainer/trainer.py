@@ -485,7 +485,8 @@ class Trainer(ShownByCard, metaclass=Answering):
         run with an error (ASYNC004, ASYNC005).
 
         Raises:
-            RuntimeError: the run does not train now, has several groups, or is repeatable and this is another event.
+            RuntimeError: the run does not train now, has several groups, or is repeatable and this is another event;
+                or its event loop does not answer for 10 s, and nothing is changed.
             ValueError: the run has no training environments.
             TypeError: a value is not a Python literal.
         """
@@ -502,10 +503,23 @@ class Trainer(ShownByCard, metaclass=Answering):
             change(kwargs)
             return
 
-        async def on_loop() -> None:
-            change(kwargs)
+        changed: Future[None] = Future()
 
-        asyncio.run_coroutine_threadsafe(on_loop(), loop).result(CLOSE_SECONDS)
+        def on_loop() -> None:
+            if changed.set_running_or_notify_cancel():
+                try:
+                    changed.set_result(change(kwargs))
+                except BaseException as error:
+                    changed.set_exception(error)
+
+        loop.call_soon_threadsafe(on_loop)
+        wait_for_futures([changed], CLOSE_SECONDS)
+        if changed.cancel():
+            raise RuntimeError(
+                f"set_env_kwargs had no answer from the run for {CLOSE_SECONDS:g} s: a callback, or this very thread, "
+                "keeps its event loop from running"
+            )
+        changed.result()
 
     def kill(self) -> None:
         """Kill every process of the run at once; any thread, also a signal handler."""

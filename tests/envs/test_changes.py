@@ -84,6 +84,8 @@ def test_texts_and_mappings(texts: list[str], values: dict[str, Any]) -> None:
     "wrong",
     [
         ["gravity"],
+        ["gravity:9", "gravity:8"],
+        ["easy.size:4", "easy.size:5"],
         [":9"],
         ["gravity:"],
         ["9:gravity"],

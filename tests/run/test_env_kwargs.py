@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -183,6 +184,22 @@ def test_any_thread_can_set_them_in_a_relaxed_run(tmp_path: Path) -> None:
     wait_until(lambda: (tmp_path / "run" / "env_kwargs.jsonl").exists(), "the change")
     trainer.close()
     assert [change["env_kwargs"] for change in changes_of(tmp_path / "run")] == [{"level": 5}]
+
+
+def test_a_loop_that_a_callback_keeps_from_answering_is_an_error_and_nothing_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("asyncrl.trainer.trainer.CLOSE_SECONDS", 0.2)
+    errors: list[BaseException | None] = []
+
+    def call_from_another_thread(trainer: Trainer) -> None:
+        with ThreadPoolExecutor(1) as other:
+            errors.append(other.submit(trainer.set_env_kwargs, level=1).exception())
+
+    trainer = trainer_of("dqn", "relaxed")
+    trainer.learn(300, callbacks=[Calls("on_start", call_from_another_thread)])
+    assert isinstance(errors[0], RuntimeError) and "had no answer from the run for 0.2 s" in str(errors[0])
+    assert trainer.env_kwargs == {}
 
 
 def test_a_curriculum_of_a_resumed_run_goes_on_where_it_was() -> None:

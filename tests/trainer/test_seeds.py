@@ -21,8 +21,8 @@ from waiting import PATIENCE_SECONDS, wait_until
 import asyncrl.trainer.run_pool as run_pool
 from asyncrl import Trainer, train_seeds
 from asyncrl.config import TrainerConfig
-from asyncrl.errors import EnvironmentRaised, ResourceError, UnknownEnvironment
-from asyncrl.trainer.arguments import seeds_from
+from asyncrl.errors import ConfigurationError, EnvironmentRaised, ResourceError, UnknownEnvironment
+from asyncrl.trainer.arguments import folders_of, seeds_from
 from asyncrl.trainer.channel import Channel
 from asyncrl.trainer.run_pool import Ended, Progressed, RunPool, Started, runs_at_once
 from asyncrl.trainer.seeds import jobs, train_all
@@ -151,6 +151,16 @@ def test_stop_ends_every_run_with_its_checkpoint_and_begins_no_other_and_each_ha
     assert len(set(pages.values())) == 2 and all(page and "#token=" in page for page in pages.values())
     assert all(e.result is not None and e.result.stop_reason == "interrupted" for e in ends.values())
     assert all((tmp_path / f"s{seed}" / "checkpoints" / "latest").exists() for seed in (0, 1))
+
+
+def test_a_folder_that_holds_the_run_of_a_seed_is_refused_before_a_process_starts(tmp_path: Path) -> None:
+    (tmp_path / "s1").mkdir()
+    (tmp_path / "s1" / "summary.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match=r"s1 holds a run: summary.json"):
+        train_seeds("CartPole-v1", lockstep(), seeds=3, run_dir=str(tmp_path), **QUICK)
+    assert [path.name for path in tmp_path.iterdir()] == ["s1"]
+    assert folders_of([0, 2], tmp_path) == {0: tmp_path / "s0", 2: tmp_path / "s2"}, "the others can be added"
+    assert folders_of([0, 2], None) == {0: None, 2: None}
 
 
 def test_the_callers_error_ends_all_and_is_raised() -> None:
