@@ -1,8 +1,8 @@
-"""Update of CrossQ, its networks, and the folding of batch normalisation into linear layers."""
+"""Update of CrossQ. Its networks are in `networks/batch_norm.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from functools import partial
 
 import numpy as np
@@ -11,81 +11,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from asyncrl.acting.modules import NetworkFactory
+from asyncrl.algorithms.continuous_kernel import ActorKernel, CriticKernel
 from asyncrl.algorithms.continuous_update import Learned
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy, temperature_gradient
 from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyBuffers, MaximumEntropyUpdate
 from asyncrl.algorithms.sac import actor_loss, critic_loss
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.interfaces import EnvSpec
+from asyncrl.networks.batch_norm import BatchNormPass, BatchRenorm, folded, normalised_mlp
+from asyncrl.networks.graph import Kept
 from asyncrl.networks.mlp import FlatMLP
-from asyncrl.networks.module import ModuleNetwork
-
-EPS = 1e-3
-"""Added to variances, as in the authors' code."""
-LARGEST_R, LARGEST_D = 3.0, 5.0
-"""Bounds of the corrections of batch renormalisation, as in the authors' code and in SBX."""
-
-
-class BatchRenorm(nn.BatchNorm1d):
-    """Batch normalisation, or batch renormalisation (Ioffe 2017, algorithm 1), in the layer's training mode.
-
-        y = gamma ((x - mu_B) / sigma_B r + d) + beta
-        r = sigma_B / sigma,  within 1/3 .. 3        d = (mu_B - mu) / sigma,  within -5 .. 5
-
-    mu and sigma are the running statistics before this batch. No gradient flows through r and d. Where they are not
-    clipped, a batch is normalised by the running statistics, as in evaluation mode.
-
-    Attributes:
-        renormalises: whether the correction by r and d is made; without it r is 1 and d is 0.
-    """
-
-    renormalises = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise `x` `[R, features]`; in training mode also update the running statistics."""
-        if not (self.training and self.renormalises):
-            return super().forward(x)
-        mean, variance = self.running_mean, self.running_var
-        assert mean is not None and variance is not None
-        with torch.no_grad():
-            batch_variance, batch_mean = torch.var_mean(x, dim=0, correction=0)
-            sigma = (variance + self.eps).sqrt()
-            r = ((batch_variance + self.eps).sqrt() / sigma).clamp_(1 / LARGEST_R, LARGEST_R)
-            d = ((batch_mean - mean) / sigma).clamp_(-LARGEST_D, LARGEST_D)
-        scale, shift = self.weight * r, self.weight * d + self.bias
-        return nn.functional.batch_norm(x, mean, variance, scale, shift, True, self.momentum or 0.0, self.eps)
-
-
-def normalised_mlp(inputs: int, outputs: int, hidden: tuple[int, ...], momentum: float) -> nn.Sequential:
-    """Perceptron with batch normalisation before every linear layer, into which it can be folded.
-
-    Args:
-        inputs: values of a row.
-        outputs: values of the head.
-        hidden: widths of the hidden layers.
-        momentum: fraction of the running statistics kept by a forward pass in training mode.
-    """
-    norm = partial(BatchRenorm, eps=EPS, momentum=1.0 - momentum)
-    layers: list[nn.Module] = [norm(inputs)]
-    for width in hidden:
-        layers += [nn.Linear(inputs, width), nn.ReLU(), norm(width)]
-        inputs = width
-    return nn.Sequential(*layers, nn.Linear(inputs, outputs))
-
-
-@torch.no_grad()
-def folded(network: nn.Sequential) -> Mapping[str, Tensor]:
-    """`FlatMLP.state_dict` of the plain perceptron equal to a `normalised_mlp` in evaluation mode."""
-    norms = [layer for layer in network if isinstance(layer, nn.BatchNorm1d)]
-    linears = [layer for layer in network if isinstance(layer, nn.Linear)]
-    parameters = {}
-    for i, (norm, linear) in enumerate(zip(norms, linears, strict=True)):
-        assert norm.running_mean is not None and norm.running_var is not None
-        scale = norm.weight / (norm.running_var + EPS).sqrt()
-        shift = norm.bias - norm.running_mean * scale
-        parameters[f"{i}.weight"] = linear.weight * scale
-        parameters[f"{i}.bias"] = linear.bias + linear.weight @ shift
-    return parameters
+from asyncrl.networks.module import ModuleNetwork, ModulePass
+from asyncrl.networks.parameters import PassOptions
 
 
 class CrossQUpdate(MaximumEntropyUpdate):
@@ -117,7 +54,16 @@ class CrossQUpdate(MaximumEntropyUpdate):
         beta1: float,
     ) -> None:
         self._momentum, self._renorm_warmup, self._beta1 = momentum, renorm_warmup, beta1
-        super().__init__(config, spec, device, seed, critic_loss=critic_loss, actor_loss=actor_loss)
+        super().__init__(
+            config,
+            spec,
+            device,
+            seed,
+            critic_loss=critic_loss,
+            actor_loss=actor_loss,
+            critic_kernel=partial(CriticKernel, critics=config.num_critics),
+            actor_kernel=partial(ActorKernel, critics=config.num_critics),
+        )
         self.evaluated_policy, self.evaluated_critics = self.policy.evaluated(), self.critics.evaluated()
         trained = [*self.policy.modules, *self.critics.modules]
         self._norms = [
@@ -147,15 +93,17 @@ class CrossQUpdate(MaximumEntropyUpdate):
         if self._renormalises:
             for norm in self._norms:
                 norm.renormalises = True
-        size, movable = buffers.size, self.movable
+        movable = self.movable
         alpha = torch.exp(self.log_alpha, out=self.alpha)
         next_out = buffers.next_policy.forward()
         (next_action, next_log_prob), _ = buffers.draw_next(next_out, buffers.next_noise)
         torch.mul(next_action, movable, out=buffers.next_action)
-        torch.cat((buffers.x[:size], buffers.x[2 * size :]), out=buffers.pairs)
-        all_q = buffers.joint.forward()
-        q, next_q = all_q[:, :size], all_q[:, size:]
-        critic, (grad_q,) = buffers.critic_gradients((q,), next_q, next_log_prob, alpha, buffers.batch)
+        torch.cat(buffers.both, out=buffers.pairs)
+        q, next_q = buffers.split_pairs(buffers.joint.forward())
+        buffers.next_q.copy_(next_q)
+        critic, (grad_q,) = buffers.critic_gradients(
+            (q,), buffers.next_q, next_log_prob, alpha, buffers.batch
+        )
         buffers.joint.backward(grad_q)
         if not acting:
             return Learned(critic, q)
@@ -200,7 +148,9 @@ class CrossQBuffers(MaximumEntropyBuffers):
     """Passes of the update. See `MaximumEntropyBuffers`.
 
     Attributes:
-        pairs: `[2 B, inputs + d]`: (obs, action), (next_obs, own action).
+        both, pairs: `[2 B, inputs + d]`: (obs, action), (next_obs, own action); `both` are views of `x`.
+        next_q: `[C, B, 1]`, Q of the second half.
+        split_pairs: splits Q of `pairs` into that of both halves.
         joint: pass of the critics in training mode over `pairs`, with a gradient for the first half.
         own_critics: pass of the critics in evaluation mode over the policy's own actions in obs, with a gradient at
             these actions.
@@ -212,14 +162,27 @@ class CrossQBuffers(MaximumEntropyBuffers):
         super().__init__(batch, update)
         size = batch.size
         precision, values = update.precision, update.layout.action_values
-        self.pairs = torch.zeros_like(self.x[: 2 * size])
-        self.joint = update.critics.make_pass(
-            self.pairs, update.critics_gradient, weight_rows=size, precision=precision
+        self.both = self.x[:size], self.x[2 * size :]
+        self.pairs, self.next_q = (
+            torch.zeros_like(self.x[: 2 * size]),
+            self.x.new_zeros(update.critics.copies, size, 1),
         )
-        self.own_critics = update.evaluated_critics.make_pass(
-            self.x[size : 2 * size], input_rows=size, input_columns=values, precision=precision
-        )
-        self.policy = update.policy.make_pass(
-            self.obs, update.policy_gradient, weight_rows=size, precision=precision
-        )
-        self.next_policy = update.evaluated_policy.make_pass(self.next_obs, precision=precision)
+        self.split_pairs = Kept(partial(torch.split, split_size_or_sections=size, dim=1))
+        trained: PassOptions = {"weight_rows": size, "precision": precision}
+        judged: PassOptions = {"input_rows": size, "input_columns": values, "precision": precision}
+        self.joint = _make_pass(update.critics, self.pairs, update.critics_gradient, trained)
+        self.own_critics = _make_pass(update.evaluated_critics, self.x[size : 2 * size], None, judged)
+        self.policy = _make_pass(update.policy, self.obs, update.policy_gradient, trained)
+        self.next_policy = _make_pass(update.evaluated_policy, self.next_obs, None, {"precision": precision})
+
+
+def _make_pass(
+    network: ModuleNetwork, x: Tensor, gradient: Tensor | None, options: PassOptions
+) -> BatchNormPass | ModulePass:
+    """Passes by hand for networks of `normalised_mlp` on the CPU, else by autograd."""
+    own = all(
+        isinstance(layer, BatchRenorm) for module in network.modules for layer in [*module.modules()][1:2]
+    )
+    if own and x.device.type == "cpu":
+        return BatchNormPass(network.modules, x, network.ensemble, gradient, options)
+    return network.make_pass(x, gradient, **options)

@@ -11,9 +11,10 @@ from torch import nn
 
 from asyncrl.algorithms.action_spaces import supported_algorithms
 from asyncrl.algorithms.crossq import CrossQ
-from asyncrl.algorithms.crossq_update import EPS, BatchRenorm, CrossQUpdate, normalised_mlp
+from asyncrl.algorithms.crossq_update import CrossQUpdate
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import BoxAction, EnvSpec
+from asyncrl.networks.batch_norm import BatchRenorm
 from asyncrl.networks.gradients import output_gradients
 
 SMALL: dict[str, Any] = {"hidden_sizes": (9, 8), "critic_hidden_sizes": (7,), "batch_size": SIZE}
@@ -111,50 +112,6 @@ def test_options_out_of_range_are_refused() -> None:
         CrossQ(norm_momentum=-1.0)
     with pytest.raises(ValueError, match="batch_size must be at least 2, got 1"):
         CrossQ(batch_size=1)
-
-
-def test_layers_alternate() -> None:
-    kinds = [type(layer).__name__ for layer in normalised_mlp(3, 2, hidden=(4,), momentum=0.9)]
-    assert kinds == ["BatchRenorm", "Linear", "ReLU", "BatchRenorm", "Linear"]
-
-
-def test_renormalisation_is_ioffes() -> None:
-    generator = torch.Generator().manual_seed(0)
-    layer = BatchRenorm(4, eps=EPS, momentum=0.1)
-    layer.renormalises = True
-    with torch.no_grad():
-        layer.weight.copy_(torch.tensor([1.0, 2.0, 0.5, 1.0]))
-        layer.bias.copy_(torch.tensor([0.0, 1.0, -1.0, 2.0]))
-        layer.running_mean.copy_(torch.tensor([0.1, 2.0, 900.0, -0.2]))  # type: ignore[union-attr]
-        layer.running_var.copy_(torch.tensor([1.0, 4.0, 1.0, 1e4]))  # type: ignore[union-attr]
-    mean, var = (b.double().clone() for b in (layer.running_mean, layer.running_var))  # type: ignore[union-attr]
-    x = torch.randn(64, 4, generator=generator) * torch.tensor([1.2, 1.5, 50.0, 1.0])
-    x.requires_grad_(True)
-    upstream = torch.randn(64, 4, generator=generator)
-    found = layer(x)
-    found.backward(upstream)
-    ours = x.grad, layer.weight.grad, layer.bias.grad
-
-    slow = x.detach().double().requires_grad_(True)
-    gamma, beta = (p.detach().double().requires_grad_(True) for p in (layer.weight, layer.bias))
-    batch_mean, sigma = slow.mean(dim=0), (slow.var(dim=0, correction=0) + EPS).sqrt()
-    r = (sigma / (var + EPS).sqrt()).clamp(1 / 3, 3).detach()
-    d = ((batch_mean - mean) / (var + EPS).sqrt()).clamp(-5, 5).detach()
-    assert r[3] == pytest.approx(1 / 3) and d[2] == -5 and r[2] == 3 and 0 < abs(d[0]) < 5 and 0.5 < r[0] < 2
-    expected = ((slow - batch_mean) / sigma * r + d) * gamma + beta
-    expected.backward(upstream.double())
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
-    for own, twin in zip(ours, (slow.grad, gamma.grad, beta.grad), strict=True):
-        torch.testing.assert_close(own.double(), twin, rtol=1e-4, atol=1e-4)  # type: ignore[union-attr]
-    torch.testing.assert_close(layer.running_mean.double(), 0.9 * mean + 0.1 * batch_mean.detach())  # type: ignore[union-attr]
-
-
-def test_where_nothing_is_clipped_renormalisation_is_evaluation_mode() -> None:
-    layer = BatchRenorm(3, eps=EPS, momentum=0.01)
-    layer.renormalises = True
-    x = 1.5 * torch.randn(32, 3, generator=torch.Generator().manual_seed(1)) + 0.5
-    expected = layer.eval()(x)
-    torch.testing.assert_close(layer.train()(x), expected)
 
 
 def test_renormalisation_begins_after_its_warm_up_and_outlasts_a_checkpoint() -> None:
