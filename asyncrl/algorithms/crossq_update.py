@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from asyncrl.acting.modules import NetworkFactory
 from asyncrl.algorithms.continuous_kernel import ActorKernel, CriticKernel
@@ -18,7 +18,7 @@ from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyBuffers, Max
 from asyncrl.algorithms.sac import actor_loss, critic_loss
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.interfaces import EnvSpec
-from asyncrl.networks.batch_norm import BatchNormPass, BatchRenorm, folded, normalised_mlp
+from asyncrl.networks.batch_norm import BatchNormPass, BatchRenorm, NormalisedMLP, folded, normalised_mlp
 from asyncrl.networks.graph import Kept
 from asyncrl.networks.mlp import FlatMLP
 from asyncrl.networks.module import ModuleNetwork, ModulePass
@@ -123,7 +123,7 @@ class CrossQUpdate(MaximumEntropyUpdate):
         if self.layout.network is not None:
             super()._write_network(out)
             return
-        assert isinstance(network, nn.Sequential)
+        assert isinstance(network, NormalisedMLP)
         FlatMLP(self.layout.sizes, torch.from_numpy(out)).load_state_dict(folded(network))
 
     @torch.no_grad()
@@ -133,7 +133,7 @@ class CrossQUpdate(MaximumEntropyUpdate):
             return super().critic_weights()
         out = torch.empty(self.critic_layout.shape)
         for row, network in zip(out, self.critics.modules, strict=True):
-            assert isinstance(network, nn.Sequential)
+            assert isinstance(network, NormalisedMLP)
             FlatMLP(self.critic_layout.sizes, row).load_state_dict(folded(network))
         weights: NDArray[np.float32] = out.numpy()
         return weights
@@ -179,10 +179,11 @@ class CrossQBuffers(MaximumEntropyBuffers):
 def _make_pass(
     network: ModuleNetwork, x: Tensor, gradient: Tensor | None, options: PassOptions
 ) -> BatchNormPass | ModulePass:
-    """Passes by hand for networks of `normalised_mlp` on the CPU, else by autograd."""
-    own = all(
-        isinstance(layer, BatchRenorm) for module in network.modules for layer in [*module.modules()][1:2]
-    )
-    if own and x.device.type == "cpu":
+    if passes_by_hand(network, x):
         return BatchNormPass(network.modules, x, network.ensemble, gradient, options)
     return network.make_pass(x, gradient, **options)
+
+
+def passes_by_hand(network: ModuleNetwork, x: Tensor) -> bool:
+    """Whether the passes need no autograd: those of `normalised_mlp` on the CPU."""
+    return x.device.type == "cpu" and all(isinstance(module, NormalisedMLP) for module in network.modules)

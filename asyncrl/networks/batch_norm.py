@@ -67,7 +67,11 @@ class BatchRenorm(nn.BatchNorm1d):
         return nn.functional.batch_norm(x, mean, variance, scale, shift, True, self.momentum or 0.0, self.eps)
 
 
-def normalised_mlp(inputs: int, outputs: int, hidden: tuple[int, ...], momentum: float) -> nn.Sequential:
+class NormalisedMLP(nn.Sequential):
+    """What `normalised_mlp` makes."""
+
+
+def normalised_mlp(inputs: int, outputs: int, hidden: tuple[int, ...], momentum: float) -> NormalisedMLP:
     """Perceptron with batch normalisation before every linear layer, into which it can be folded.
 
     Args:
@@ -81,11 +85,11 @@ def normalised_mlp(inputs: int, outputs: int, hidden: tuple[int, ...], momentum:
     for width in hidden:
         layers += [nn.Linear(inputs, width), nn.ReLU(), norm(width)]
         inputs = width
-    return nn.Sequential(*layers, nn.Linear(inputs, outputs))
+    return NormalisedMLP(*layers, nn.Linear(inputs, outputs))
 
 
 @torch.no_grad()
-def folded(network: nn.Sequential) -> Mapping[str, Tensor]:
+def folded(network: NormalisedMLP) -> Mapping[str, Tensor]:
     """`FlatMLP.state_dict` of the plain perceptron equal to a `normalised_mlp` in evaluation mode."""
     parameters = {}
     for i, (norm, linear) in enumerate(_layers_of(network)):

@@ -49,7 +49,7 @@ TASKS = {
 }
 
 
-def flags(description: str | None) -> argparse.Namespace:
+def flags(description: str | None, crossq_critics: bool = False) -> argparse.Namespace:
     """Parse the command line; defaults that depend on the environment are filled in."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -63,6 +63,8 @@ def flags(description: str | None) -> argparse.Namespace:
     parser.add_argument("--hint-episodes", type=int)
     parser.add_argument("--episodes", type=int, help="that decide")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement, for `updates`")
+    if crossq_critics:
+        parser.add_argument("--crossq-critics", type=int, help="CrossQ, with critics of two layers as wide")
     arguments = parser.parse_args()
     task = TASKS[arguments.env]
     for name in ("target", "evaluate_every", "hint_episodes", "episodes"):

@@ -1,10 +1,11 @@
-"""SBX's SAC (Stable-Baselines3 in JAX) with the settings and the two modes of `sb3_sac.py`.
+"""SBX's SAC or CrossQ (Stable-Baselines3 in JAX) with the settings and the two modes of `sb3_sac.py`.
 
 `train_seconds` of a run include compilation during its clock; `compile_seconds` is that part, and
 `train_seconds_without_compilation` the rest. Acting is compiled before the clock starts. Updates/s are measured after
 compilation. One thread on one core: XLA can be limited to one thread only in this way.
 
     python -m benchmarks.peers.sbx_sac HalfCheetah-v5 --mode updates
+    python -m benchmarks.peers.sbx_sac HalfCheetah-v5 --mode updates --crossq-critics 512
 """
 
 # ruff: noqa: E402
@@ -23,7 +24,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from sbx import SAC
+from sbx import SAC, CrossQ
 
 from benchmarks.peers.sb3_sac import flags, settings, until, updates
 from benchmarks.peers.until_target import means
@@ -56,10 +57,14 @@ def compile_acting(model: Any) -> float:
 
 def main() -> None:
     """Measure once."""
-    arguments = flags(__doc__)
+    arguments = flags(__doc__, crossq_critics=True)
     torch.set_num_threads(1)
     started = time.process_time()
-    model = SAC("MlpPolicy", arguments.env, **settings(arguments))
+    chosen, kind = settings(arguments), SAC
+    if arguments.crossq_critics:
+        widths = {"pi": [256, 256], "qf": [arguments.crossq_critics] * 2}
+        chosen, kind = {**chosen, "policy_kwargs": {"net_arch": widths}}, CrossQ
+    model = kind("MlpPolicy", arguments.env, **chosen)
     calls = timed_train(model)
     acting = compile_acting(model)
     result = (until if arguments.mode == "until" else updates)(model, arguments)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from asyncrl.networks.batch_norm import EPS, BatchNormPass, BatchRenorm, folded, normalised_mlp
+from asyncrl.networks.batch_norm import EPS, BatchNormPass, BatchRenorm, NormalisedMLP, folded, normalised_mlp
 from asyncrl.networks.mlp import FlatMLP
 from asyncrl.networks.module import ModuleNetwork, ModulePass
 
@@ -142,7 +142,7 @@ def test_a_folded_network_is_a_plain_perceptron() -> None:
     ours, _ = twins.passes(False, False, {})
     plain = FlatMLP((INPUTS, 8, 6, OUTPUTS), torch.zeros(5 * 8 + 8 + 8 * 6 + 6 + 6 * 3 + 3))
     (module,) = twins.networks[0].modules
-    assert isinstance(module, nn.Sequential)
+    assert isinstance(module, NormalisedMLP)
     plain.load_state_dict(folded(module))
     torch.testing.assert_close(plain.make_pass(twins.x).forward(), ours.forward(), rtol=1e-4, atol=1e-4)
 
