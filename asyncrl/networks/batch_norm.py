@@ -134,7 +134,7 @@ class BatchNormPass:
         options: PassOptions,
     ) -> None:
         weight_rows, columns = options.get("weight_rows", 0), options.get("input_columns", 0)
-        assert (weight_rows > 0) == (gradient is not None) == (not columns and weight_rows > 0)
+        assert (weight_rows > 0) == (gradient is not None) and not (weight_rows and columns)
         assert not columns or options.get("input_rows") == len(x)
         views = [] if gradient is None else ModuleGradient((modules, gradient)).views
         each = len(views) // len(modules)
@@ -200,13 +200,12 @@ class _NetworkPass:
         self._out, self._out_bias = out, biases[-1]
         self._gradients, self._columns = list(gradients), columns
         self._back: list[list[Product]] = []
-        self._grad_output, self._grad_actions = out, torch.empty(rows, columns)
+        self._grad_output, self._grad_input = out, torch.empty(rows, columns)
         if gradients or columns:
             self._prepare_backward()
 
     def _prepare_backward(self) -> None:
         """Make the buffers of the gradients at the layers' inputs, and the products that do not depend on the loss."""
-        first = not self._gradients  # the layer with the actions has products of its own
         self._grads = [torch.empty_like(norm.out) for norm in self._norms]
         for i, norm in enumerate(self._norms):
             bias = self._gradients[4 * i - 1] if self._gradients and i else None
@@ -215,11 +214,11 @@ class _NetworkPass:
             above, calls = self._grads[i + 1], list[Product]()
             if self._gradients:
                 calls += self._products(above.t(), self._norms[i].out, self._gradients[4 * i + 2])
-            if i or not first:
+            if i or self._gradients:
                 calls += self._products(above, self._weights[i], self._grads[i])
-            else:
+            else:  # of the input only the last columns are wanted
                 inner = self._weights[0][:, self._weights[0].shape[1] - self._columns :]
-                calls += self._products(above, inner, self._grad_actions)
+                calls += self._products(above, inner, self._grad_input)
             self._back.append(calls)
 
     def forward(self) -> None:
@@ -255,8 +254,9 @@ class _NetworkPass:
         if self._gradients:
             self._norms[0].backward()
         else:
-            self._grad_actions.mul_(self._norms[0].slope[len(self._norms[0].slope) - self._columns :])
-        return self._grad_actions
+            slope = self._norms[0].slope
+            self._grad_input.mul_(slope[len(slope) - self._columns :])
+        return self._grad_input
 
 
 class _Norm:
