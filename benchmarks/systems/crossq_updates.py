@@ -1,10 +1,12 @@
 """Updates/s of CrossQ beside SBX's, on one thread: an actor of 256, 256, batches of 256, the shapes of HalfCheetah-v5.
 
 bare      the core's `update` in a loop on prepared batches
-autograd  the same by the modules and autograd, as on a GPU
-peers     SBX: its whole loop (an environment step per update) and its `train` alone
+run       a whole run with one actor, an environment step per update; the actor shares the core
+autograd  as `bare`, by the modules and autograd, as on a GPU
+peers     SBX's whole loop, an environment step per update; its `train` alone is compiled anew for other offsets of the
+          policy delay, so it is not measured
 
-Every figure is measured in a separate process; ways alternate, and ratios are formed repeat by repeat.
+Every figure is measured in a separate process on one core; ways alternate, and ratios are formed repeat by repeat.
 
     python -m benchmarks.systems.crossq_updates --peer-python /path/to/python/with/sbx-rl
 """
@@ -18,37 +20,59 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import json
 import subprocess
 import sys
+import time
 from typing import Any
 
 from benchmarks.harness import runs
 from benchmarks.harness.report import Report
 from benchmarks.systems.bare_sac import ENV, HIDDEN, SPEC, WARM_UPDATES, repeat
 
+ITEMS = ("bare", "run", "autograd", "peers")
 CRITICS = (256, 512)
 """Widths of the critics' two layers."""
+
+
+def record(critics: int) -> Any:
+    """CrossQ of the sizes of this comparison."""
+    from asyncrl import CrossQ
+
+    sizes = {"hidden_sizes": HIDDEN, "critic_hidden_sizes": (critics, critics)}
+    return CrossQ(**sizes, batch_size=256, samples_per_insert=256)
+
+
+def run(critics: int, seconds: float) -> float:
+    """Updates/s of a run on HalfCheetah, from two snapshots of its counters."""
+    from asyncrl import Trainer
+
+    options = {"num_actors": 1, "envs_per_actor": 1, "seed": 0, "http": "off", "eval_interval_steps": None}
+    with Trainer(ENV, record(critics), **options, report_interval_seconds=0.25) as trainer:
+        trainer.start()
+        first = last = runs.when_updated(trainer, WARM_UPDATES)
+        while last.wall_seconds - first.wall_seconds < seconds:
+            time.sleep(0.25)
+            last = trainer.snapshot() or last
+    return (last.updates - first.updates) / (last.wall_seconds - first.wall_seconds)
 
 
 def bare(critics: int, by_hand: bool, seconds: float) -> float:
     """Updates/s in a loop."""
     import torch
 
-    from asyncrl import CrossQ
     from asyncrl.algorithms import crossq_update
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     if not by_hand:
         crossq_update.passes_by_hand = lambda network, x: False  # type: ignore[assignment]
-    algorithm = CrossQ(hidden_sizes=HIDDEN, critic_hidden_sizes=(critics, critics), batch_size=256)
-    update = algorithm.make_updater(SPEC, "cpu", 0).update
+    update = record(critics).make_updater(SPEC, "cpu", 0).update
     repeat(update, WARM_UPDATES)
     count = max(1, round(seconds / (repeat(update, WARM_UPDATES) / WARM_UPDATES)))
     return count / repeat(update, count)
 
 
-def fresh(critics: int, by_hand: bool, seconds: float) -> float:
-    """`bare` in a new process."""
-    line = [sys.executable, "-m", "benchmarks.systems.crossq_updates", "--measure", f"{critics} {by_hand:d}"]
+def fresh(critics: int, way: str, seconds: float) -> float:
+    """Updates/s of a way in a new process."""
+    line = [sys.executable, "-m", "benchmarks.systems.crossq_updates", "--measure", f"{critics} {way}"]
     done = subprocess.run(
         [*line, "--seconds", str(seconds)], check=True, stdout=subprocess.PIPE, text=True, timeout=600
     )
@@ -57,15 +81,16 @@ def fresh(critics: int, by_hand: bool, seconds: float) -> float:
 
 def main() -> None:
     """Measure and write results/crossq_updates.json."""
-    parser = runs.flags(__doc__, ("bare", "autograd", "peers"))
+    parser = runs.flags(__doc__, ITEMS)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter that has sbx-rl")
     parser.add_argument("--measure", help="used by the script itself: one measurement, printed as JSON")
-    parsed, _ = runs.parse(parser, "crossq_updates", ("bare", "autograd", "peers"))
+    parsed, _ = runs.parse(parser, "crossq_updates", ITEMS)
     if parsed.measure:
-        critics, by_hand = map(int, parsed.measure.split())
-        print(json.dumps(bare(critics, bool(by_hand), parsed.seconds)))
+        critics, way = parsed.measure.split()
+        rate = run(int(critics), parsed.seconds) if way == "run" else None
+        print(json.dumps(rate or bare(int(critics), way == "bare", parsed.seconds)))
         return
     report = Report(parsed.name, ["mujoco"])
     rates: dict[str, list[float]] = {}
@@ -77,20 +102,19 @@ def main() -> None:
     for key, values in rates.items():
         report.add(f"{key}_updates_per_second", values, "updates/s")
     for critics in CRITICS:
-        ours = rates.get(f"bare_{critics}", [])
-        for other in ("autograd", "sbx_train", "sbx_loop"):
-            pairs = zip(ours, rates.get(f"{other}_{critics}", []), strict=False)
+        for way, other in (("bare", "autograd"), ("run", "sbx_loop")):
+            pairs = zip(*(rates.get(f"{name}_{critics}", []) for name in (way, other)), strict=False)
             if ratios := [own / theirs for own, theirs in pairs]:
-                report.add(f"bare_over_{other}_{critics}", ratios, "")
+                report.add(f"{way}_over_{other}_{critics}", ratios, "")
     report.write()
 
 
 def measured(report: Report, parsed: Any, critics: int) -> dict[str, float]:
     """Updates/s of every chosen way with critics of this width, once."""
     found = {}
-    for way in ("bare", "autograd"):
+    for way in ("bare", "run", "autograd"):
         if way in parsed.items:
-            found[way] = fresh(critics, way == "bare", parsed.seconds)
+            found[way] = fresh(critics, way, parsed.seconds)
     if "peers" in parsed.items:
         options = [
             ENV,
@@ -103,7 +127,7 @@ def measured(report: Report, parsed: Any, critics: int) -> dict[str, float]:
         ]
         result = runs.peer("sbx_sac", options, parsed.peer_python)
         report.note("sbx_means", {what: result[what] for what in ("versions", "cores", "environments")})
-        found |= {f"sbx_{kind}": result[f"{kind}_updates_per_second"] for kind in ("train", "loop")}
+        found["sbx_loop"] = result["loop_updates_per_second"]
     return found
 
 
