@@ -475,7 +475,12 @@ class AgentView:
                     f"{self._agent.name} must have {MASK_KEY}: {{'{OWN_KEY}': ..., '{MASK_KEY}': ...}}"
                 )
             mask = np.ones(own, np.int8)
-        return _padded(np.ravel(mask), own, choices, MASK_KEY)
+        allowed = np.ravel(mask)
+        if (
+            own < choices and not (allowed > 0.5).any()
+        ):  # none allowed is all of its own, not those of the padding
+            allowed = np.ones_like(allowed)
+        return _padded(allowed, own, choices, MASK_KEY)
 
 
 def _padded(values: Any, own: int, length: int, name: str) -> NDArray[Any]:
