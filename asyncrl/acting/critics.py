@@ -106,7 +106,7 @@ class Critics:
         if self._action is not None:
             assert action is not None
             centre, half_range = scaling(self._action)
-            moved = action.reshape(len(inputs), -1).astype(np.float32) - centre
+            moved = action.reshape(len(inputs), len(centre)).astype(np.float32) - centre
             unit = np.divide(moved, half_range, out=np.zeros_like(moved), where=half_range > 0)
             x = np.concatenate((inputs, unit), axis=1)
         values = []

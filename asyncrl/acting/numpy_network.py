@@ -14,6 +14,7 @@ Actors keep torch, which is faster for many rows. Time of this to that of torch 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -128,9 +129,9 @@ class NumpyNetwork:
         for start, image, name in self.images:
             own = rows[:, :, start : start + image.values // self.frames]
             pixels = _convolutions(name, _pixels(own, image), left, self.layer_norm)
-            parts.append(pixels.transpose(0, 3, 1, 2).reshape(x.shape[0], -1))
+            parts.append(pixels.transpose(0, 3, 1, 2).reshape(x.shape[0], math.prod(pixels.shape[1:])))
         if self._other_values:
-            others = np.ascontiguousarray(rows[:, :, self._others]).reshape(x.shape[0], -1)
+            others = np.ascontiguousarray(rows[:, :, self._others]).reshape(x.shape[0], self._other_values)
             matrix, bias = left.take(VALUES_WIDTH, self._other_values), left.take(VALUES_WIDTH)
             values = others @ matrix.T + bias
             if self.layer_norm:

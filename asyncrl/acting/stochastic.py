@@ -213,7 +213,7 @@ class StochasticPolicy(NetworkPolicy):
         A squashed Gaussian's is that of the action scaled to -1..1.
         """
         out, layout = self.outputs(obs), self.layout
-        rows = action.reshape(len(out), -1)
+        rows = action.reshape(len(out), math.prod(action.shape[1:]))
         if not self._gaussian:
             return categorical(out, rows, layout.choices)
         log_std = self.weights[self._log_std]

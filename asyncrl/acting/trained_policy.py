@@ -81,7 +81,7 @@ class TrainedPolicy:
 
         Args:
             obs: one observation `[*obs_shape]` or a batch `[B, *obs_shape]`; of a Dict or Tuple space as the
-                environment returns it; a batch is one of arrays `[B, ...]`, or a list of Dicts. With a frame stack
+                environment returns it; a batch is one of arrays `[B, ...]`, or a list of such. With a frame stack
                 `[k, *obs_shape]` or `[B, k, *obs_shape]`; if the policy is not recurrent and `state` or
                 `episode_start` is given, without the axis of k.
             state: state from the last call, None where all episodes begin. Without a frame stack a policy that is not
@@ -100,9 +100,10 @@ class TrainedPolicy:
             else None.
 
         Raises:
-            ValueError: if `obs` or `state` has another shape.
+            ValueError: if `obs`, `state` or `episode_start` has another shape, or a value of `obs` is no number, NaN
+                or infinite.
         """
-        if isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], Mapping) and not self.spec.leaves:
+        if isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], Mapping) and not self._has_pairs:
             raise ValueError(
                 "obs must be an observation, got a pair as env.reset() returns it: obs, info = env.reset()"
             )
@@ -114,7 +115,9 @@ class TrainedPolicy:
         memory = memory_of(self.policy)
         if memory is None and not deterministic:
             self._assign_streams(batch.shape[0])
-        if deterministic:
+        if not len(batch):
+            action = np.empty((0, *self.spec.action.shape), self.spec.action.dtype)
+        elif deterministic:
             action = self.policy.greedy(batch)
         else:
             action, _ = self.policy.act(batch, self.rng, np.iinfo(np.int64).max)
@@ -123,6 +126,11 @@ class TrainedPolicy:
             after = batch
         action = self._environment_form(action)
         return (action[0], None if after is None else after[0]) if single else (action, after)
+
+    @cached_property
+    def _has_pairs(self) -> bool:
+        """Whether an observation may be a pair whose second part is a Dict, as `env.reset()` returns one."""
+        return any(leaf.path[:1] == ("1",) and len(leaf.path) > 1 for leaf in self.spec.leaves)
 
     @cached_property
     def by_policy(self) -> dict[str, TrainedPolicy]:
@@ -196,8 +204,8 @@ class TrainedPolicy:
         return {agent.name for agent in self.spec.agents}
 
     def _assign_streams(self, rows: int) -> None:
-        """Begin exploration in `rows` streams, unless it goes on in as many."""
-        if not self.keeps_exploring or rows != self._streams:
+        """Begin exploration in `rows` streams, unless it goes on in as many or there are none."""
+        if rows and (not self.keeps_exploring or rows != self._streams):
             self.policy.assign_streams(0, rows, _STREAMS)
             self._streams = rows
 
@@ -224,6 +232,8 @@ class TrainedPolicy:
             wanted = ", ".join(map(str, ("B", *shape)))
             raise ValueError(f"obs must have shape {shape} or ({wanted}), got {obs.shape}")
         batch = obs[None] if single else obs
+        if batch.dtype.kind == "f" and not np.isfinite(batch).all():
+            raise ValueError(f"obs must be finite, got {batch[~np.isfinite(batch)][0]} among its values")
         if memory is not None:
             self._assign_streams(batch.shape[0])
             memory.forget(batch.shape[0])
@@ -313,16 +323,21 @@ def of_each(name: str, values: Any, obs: Mapping[Any, Any]) -> list[Any]:
 
 
 def _begins(episode_start: Any, rows: int) -> NDArray[np.bool_]:
-    """`[rows]`, whether an episode begins, from the argument of `predict`."""
-    return np.broadcast_to(np.asarray(False if episode_start is None else episode_start, np.bool_), rows)
+    """`[rows]`, whether an episode begins, from the argument of `predict`. Raises ValueError for another shape."""
+    begins = np.asarray(False if episode_start is None else episode_start, np.bool_)
+    if begins.shape not in ((), (1,), (rows,)):
+        raise ValueError(f"episode_start must have shape ({rows},) or be one bool, got shape {begins.shape}")
+    return np.broadcast_to(begins, rows)
 
 
 def _numbers(obs: Any) -> NDArray[Any]:
-    """`obs` as an array. Raises ValueError for rows of different shapes and for text."""
+    """`obs` as an array. Raises ValueError for rows of different shapes and for what is no real number."""
     try:
         array = np.asarray(obs)
     except ValueError:  # NumPy's words do not say whose rows
         raise ValueError("the rows of obs must have one shape, got rows of different shapes") from None
     if array.dtype.kind in "US":
         raise ValueError(f"obs must hold numbers, got text: {str(obs)[:40]!r}")
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"obs must hold real numbers, got {array.dtype}: {str(obs)[:40]!r}")
     return array

@@ -23,7 +23,7 @@ from asyncrl.acting.recurrent import memory_of
 from asyncrl.actors.streams import VectorStreams, action_form
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import NonFiniteStep, environment_calls
+from asyncrl.errors import environment_calls
 from asyncrl.interfaces import RESET, EnvSpec
 from asyncrl.protocols import Policy
 
@@ -225,12 +225,7 @@ class EpisodePlayer:
 
     def _refuse_non_finite(self, what: str, values: NDArray[Any]) -> None:
         """Raise `NonFiniteStep` for NaN or infinity, as actors do."""
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise NonFiniteStep(
-                f"The environment {self._spec.name} gave {what}s that are NaN or infinite in an evaluation.",
-                facts={"first of them": values[~np.isfinite(values)][0], "seed": self._seed},
-                fix="mend the environment (a diverged simulation?); greedy actions lead where exploration had not been",
-            )
+        env_checks.refuse_non_finite(self._spec.name, what, values, "an evaluation", seed=self._seed)
 
     def _rows_of(self, episode: int) -> int | slice:
         """Row of an episode's observation, or the rows of its agents."""

@@ -22,6 +22,7 @@ from asyncrl.errors import (
     AutoresetUnknown,
     EnvironmentNotBuilt,
     EnvironmentRaised,
+    NonFiniteStep,
     ObservationOffSpace,
     OldGymAPI,
     SpacesDoNotFit,
@@ -430,6 +431,16 @@ def check_step(name: str, returned: Any, batch: tuple[int, ...] = ()) -> tuple[A
             kind = kind if not batch else f"array of {kind}s"
             raise _old(name, "step", f"returned {value!r} as {what}", f"return a {kind} there")
     return returned
+
+
+def refuse_non_finite(name: str, what: str, values: NDArray[Any], where: str, **facts: object) -> None:
+    """Raise `NonFiniteStep` (ASYNC011) for NaN or infinity among an environment's observations, rewards or returns."""
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise NonFiniteStep(
+            f"The environment {name} gave {what}s that are NaN or infinite in {where}.",
+            facts={"first of them": values[~np.isfinite(values)][0], **facts},
+            fix="mend the environment (a diverged simulation?); greedy actions lead where exploration had not been",
+        )
 
 
 def is_real(values: object) -> bool:

@@ -219,11 +219,12 @@ class Unpacker:
 
     def __init__(self, spec: EnvSpec) -> None:
         self._leaves, self._row_bytes = spec.leaves, sum(leaf.row_bytes for leaf in spec.leaves)
+        self._values = sum(leaf.values for leaf in spec.leaves)
 
     def __call__(self, rows: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
         """Write `rows` `[R, n]` or `[R, k, n]` to `out` `[R, inputs]`; images are scaled to 0..1."""
         rows = rows.reshape(-1, self._row_bytes)
-        out = out.reshape(rows.shape[0], -1)
+        out = out.reshape(rows.shape[0], self._values)
         at = to = 0
         for leaf in self._leaves:
             part, into = rows[:, at : at + leaf.row_bytes], out[:, to : to + leaf.values]
@@ -306,7 +307,7 @@ def rows_of(obs: Any, spec: EnvSpec) -> NDArray[Any]:
 
     Args:
         obs: one observation of the space, a batch whose leaves have a first axis B (of stacks of frames `[B, k]`), a
-            list of Dict observations, or rows `[..., n]` (no copy).
+            list of Dict or of Tuple observations, or rows `[..., n]` (no copy).
         spec: the environment.
 
     Raises:
@@ -316,8 +317,11 @@ def rows_of(obs: Any, spec: EnvSpec) -> NDArray[Any]:
     if is_array and obs.shape[-1:] == spec.observation_shape:
         rows: NDArray[Any] = obs
         return rows
-    if _is_list_of_dicts(obs, spec):
+    if _is_list(obs, spec):
         return np.stack([rows_of(one, spec) for one in obs])
+    parts = _parts_of_tuple(spec)
+    if isinstance(obs, tuple | list) and parts and len(obs) > parts:
+        raise ValueError(f"obs must have {parts} parts as its Tuple space has, got {len(obs)}")
     arrays = _arrays_of(obs, spec)
     axes = [
         array.shape[: array.ndim - len(leaf.shape)] for array, leaf in zip(arrays, spec.leaves, strict=True)
@@ -326,16 +330,29 @@ def rows_of(obs: Any, spec: EnvSpec) -> NDArray[Any]:
         return _row_of(arrays, spec)
     if len(set(axes)) > 1:
         raise ValueError(f"all leaves of a batch must have the same first axes, got {sorted(set(axes))}")
+    for array, leaf in zip(arrays, spec.leaves, strict=True):
+        _require_real(array, leaf)  # an item of an array of objects is no array
     flat = [array.reshape(-1, *array.shape[len(axes[0]) :]) for array in arrays]
-    rows = np.stack([_row_of([array[i] for array in flat], spec) for i in range(len(flat[0]))])
-    return rows.reshape(*axes[0], -1)
+    rows = np.empty((len(flat[0]), *spec.observation_shape), spec.observation_dtype)
+    for i, row in enumerate(rows):
+        row[...] = _row_of([array[i] for array in flat], spec)
+    return rows.reshape(*axes[0], *spec.observation_shape)
 
 
-def _is_list_of_dicts(obs: Any, spec: EnvSpec) -> bool:
-    """Whether these are several Dict observations, and not one of a Tuple space of Dicts."""
-    if not isinstance(obs, list) or not obs or not all(isinstance(one, Mapping) for one in obs):
+def _is_list(obs: Any, spec: EnvSpec) -> bool:
+    """Whether these are several Dict or Tuple observations, and not one of a Tuple space of Dicts or a batch."""
+    if not isinstance(obs, list) or not obs:
         return False
-    return spec.leaves[0].path[0] in obs[0]
+    if all(isinstance(one, tuple) for one in obs):
+        return bool(_parts_of_tuple(spec))
+    dicts = all(isinstance(one, Mapping) for one in obs)
+    return dicts and bool(path := spec.leaves[0].path) and path[0] in obs[0]
+
+
+def _parts_of_tuple(spec: EnvSpec) -> int:
+    """Number of parts of a Tuple space, those of text included, or of a Dict with such keys; 0 of another space."""
+    tops = {leaf.path[0] for leaf in spec.leaves if leaf.path} | {n.partition(".")[0] for n in spec.unread}
+    return len(tops) if tops == {str(i) for i in range(len(tops))} else 0
 
 
 def _arrays_of(obs: Any, spec: EnvSpec) -> list[NDArray[Any]]:
@@ -378,12 +395,17 @@ def _row_of(arrays: list[NDArray[Any]], spec: EnvSpec) -> NDArray[Any]:
     return np.concatenate([part.view(np.uint8) for part in parts])
 
 
+def _require_real(array: NDArray[Any], leaf: Leaf) -> None:
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{_name_of(leaf)} must be of real numbers, got {array.dtype}")
+
+
 def _leaf_values(array: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
     """Flatten a leaf to the bytes of an image or to float32 values."""
     if array.shape != leaf.shape:
         raise ValueError(f"{_name_of(leaf)} must have shape {leaf.shape}, got {array.shape}")
-    if (kind := array.dtype.kind) not in "biuf":
-        raise ValueError(f"{_name_of(leaf)} must be of real numbers, got {array.dtype}")
+    _require_real(array, leaf)
+    kind = array.dtype.kind
     if leaf.kind == "image":
         if array.dtype.char != "B" and (kind == "f" or array.min() < 0 or array.max() > 255):
             raise ValueError(f"{_name_of(leaf)} must be bytes from 0 to 255, got {array.dtype}")
@@ -453,7 +475,12 @@ class AgentView:
                     f"{self._agent.name} must have {MASK_KEY}: {{'{OWN_KEY}': ..., '{MASK_KEY}': ...}}"
                 )
             mask = np.ones(own, np.int8)
-        return _padded(np.ravel(mask), own, choices, MASK_KEY)
+        allowed = np.ravel(mask)
+        if (
+            own < choices and not (allowed > 0.5).any()
+        ):  # none allowed is all of its own, not those of the padding
+            allowed = np.ones_like(allowed)
+        return _padded(allowed, own, choices, MASK_KEY)
 
 
 def _padded(values: Any, own: int, length: int, name: str) -> NDArray[Any]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from asyncrl.acting.frames import FrameStacks
 from asyncrl.actors.episodes import EPISODE_STEPS
+from asyncrl.envs.checks import refuse_non_finite
 from asyncrl.errors import environment_calls
 from asyncrl.policies.portable_policy import PortablePolicy
 
@@ -50,6 +51,7 @@ def play(
 
     Raises:
         EnvironmentRaised: the environment raised an exception (ASYNC002).
+        NonFiniteStep: an observation is NaN or infinite (ASYNC011).
     """
     if not deterministic:
         policy.rng, policy.keeps_exploring = np.random.default_rng(seed), True
@@ -65,6 +67,7 @@ def play(
         state: Any = None
         while not over and length < EPISODE_STEPS:
             kept = state if policy.recurrent else None
+            refuse_non_finite(policy.source.name, "observation", np.asarray(obs), "an episode", step=length)
             action, state = policy.predict(obs, kept, deterministic=deterministic)
             with _calls(policy, "step"):
                 obs, reward, terminated, truncated, _ = env.step(action)

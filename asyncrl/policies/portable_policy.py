@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -241,18 +242,24 @@ class PortablePolicy(TrainedPolicy):
         return self.policy.log_prob(obs, action)
 
     def _storage_form(self, action: Any, rows: int, single: bool) -> NDArray[Any]:
-        """Actions `[B, d]` in storage form, from the environment's. Raises ValueError for another shape or range."""
+        """Actions `[B, d]` in storage form, from the environment's. Raises ValueError for what is no such action."""
         kind, array = self.spec.action, np.asarray(action)
+        if array.dtype.kind not in "fiub":
+            raise ValueError(f"action must hold real numbers, got {array.dtype}: {str(action)[:40]!r}")
         shape = getattr(kind, "space_shape", ()) or kind.shape
         if array.shape != (wanted := shape if single else (rows, *shape)):
             raise ValueError(f"action must have shape {wanted}, one for each observation, got {array.shape}")
-        array = array.reshape(rows, -1)
+        array = array.reshape(rows, math.prod(shape))
+        if not np.isfinite(array).all():
+            raise ValueError(f"action must be finite, got {array[~np.isfinite(array)][0]} among its values")
         if isinstance(kind, BoxAction):
             return array
-        array = array - np.array(kind.start or 0, np.int64)
-        if ((array < 0) | (array >= (kind.n if isinstance(kind, DiscreteAction) else kind.nvec))).any():
+        if (whole := np.rint(array)).tolist() != array.tolist():
+            raise ValueError(f"action must be of whole numbers, got {action!r}")
+        stored: NDArray[np.int64] = whole.astype(np.int64) - np.array(kind.start or 0, np.int64)
+        if ((stored < 0) | (stored >= (kind.n if isinstance(kind, DiscreteAction) else kind.nvec))).any():
             raise ValueError(f"action must be an action of {self.spec.name}, got {action!r}")
-        return array
+        return stored
 
     @cached_property
     def critic_layout(self) -> Any:

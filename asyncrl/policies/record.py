@@ -16,7 +16,7 @@ from asyncrl.acting.frames import FrameStacks
 from asyncrl.acting.recurrent import memory_of
 from asyncrl.actors.streams import ActionForm, PlainStreams, Streams, VectorStreams
 from asyncrl.algorithms import ALGORITHMS
-from asyncrl.envs.checks import close_env, require_same_spaces, spec_of
+from asyncrl.envs.checks import close_env, refuse_non_finite, require_same_spaces, spec_of
 from asyncrl.envs.dataset_spaces import spaces_of
 from asyncrl.errors import ConfigurationError, environment_calls
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
@@ -74,6 +74,7 @@ def record(
         ConfigurationError: there is a dataset in `out`, or Minari is not installed (ASYNC017).
         SpacesDoNotFit: the environment has several agents, or other spaces than the policy by now (ASYNC005).
         EnvironmentRaised: the environment raised an exception (ASYNC002).
+        NonFiniteStep: an observation or a reward is NaN or infinite (ASYNC011).
         ResourceError: the disk is full; the episodes that were written before are kept.
     """
     require_minari()
@@ -214,9 +215,12 @@ class _Player:
         """Yield episodes, each with whether the environment ended it, until `steps` are made."""
         made, rewards = 0, np.zeros(self._streams.num_envs)
         self._begin()
+        refuse_non_finite(self._name, "observation", self._obs, "a recording", steps=made)
         while made < steps:
             actions = self._act()
             flags = self._step(actions, rewards)
+            for what, values in (("observation", self._next), ("reward", rewards)):
+                refuse_non_finite(self._name, what, values, "a recording", steps=made)
             for i, action in enumerate(self._form.batch(actions)):
                 if flags.get(i) == RESET:
                     continue

@@ -209,6 +209,20 @@ def test_predict_takes_one_observation_or_a_batch() -> None:
         model.predict({"position": np.zeros(4)})
 
 
+@pytest.mark.parametrize(
+    ("obs", "text"),
+    [
+        (np.array([0.0, np.nan, 0.0, 0.0]), "obs must be finite, got nan among its values"),
+        (np.array([0.0, 1.0, -np.inf, 0.0], np.float32), "obs must be finite, got -inf among its values"),
+        (np.zeros(4, complex), "obs must hold real numbers, got complex128"),
+        (np.array([0.0, 1, 2.0, 3], object), "obs must hold real numbers, got object"),
+    ],
+)
+def test_predict_refuses_values_that_say_nothing(obs: np.ndarray, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        trained().predict(obs)
+
+
 def test_predict_returns_actions_as_the_environment_counts_them() -> None:
     obs = np.random.default_rng(4).normal(size=(5, 4))
     assert (trained(start=-7).predict(obs)[0] == trained().predict(obs)[0] - 7).all()

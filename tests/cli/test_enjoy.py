@@ -49,7 +49,7 @@ class Coloured(gymnasium.Env[Any, Any]):
         self.steps += 1
         if self.fails == "step":
             raise RuntimeError("the rope broke")
-        return np.zeros(4, np.float32), 2.0, self.steps == 5, False, {}
+        return np.full(4, np.nan if self.fails == "NaN" else 0, np.float32), 2.0, self.steps == 5, False, {}
 
     def render(self) -> Any:
         picture = np.zeros((131, 148, 3), np.uint8)
@@ -252,6 +252,14 @@ def test_an_environment_that_fails_is_named(
     }
     assert err.startswith("[ASYNC002] Coloured raised ")
     assert said[fails] in err
+
+
+def test_an_observation_that_is_not_finite_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Coloured, "fails", "NaN")
+    assert main(["enjoy", save(tmp_path / "x", Coloured), "--video", str(tmp_path / "x.mp4")]) == 3
+    assert "[ASYNC011] The environment Coloured gave observations that are NaN" in capsys.readouterr().err
 
 
 def test_frames_of_another_size_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from several_agents import NAMES, MaskedByInfo, MaskedByKey, Parallel, Together,
 
 from asyncrl import DQN
 from asyncrl.acting.trained_policy import TrainedPolicy
-from asyncrl.envs.observations import agent_views, mask_reader, rows_of
+from asyncrl.envs.observations import AgentView, agent_views, mask_reader, rows_of
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.envs.trial import try_out
 from asyncrl.errors import (
@@ -24,7 +24,7 @@ from asyncrl.errors import (
     ParallelAPIBroken,
     SpacesDoNotFit,
 )
-from asyncrl.interfaces import DiscreteAction, EnvSpec
+from asyncrl.interfaces import Agent, DiscreteAction, EnvSpec
 
 
 def source_of(env: Any, **options: Any) -> EnvSource:
@@ -190,6 +190,16 @@ def test_the_number_of_episodes_begun_to_find_masks_is_limited() -> None:
             return super().reset(seed)
 
     assert all(agent.masked for agent in describe(source_of(RedNeverComes)).agents)
+
+
+def test_a_mask_that_allows_nothing_allows_the_agents_own_actions_and_no_padding() -> None:
+    view = AgentView(Agent("small", choices=3, masked=True), None, 5)
+    for given, seen in (([0, 0, 0], [1, 1, 1, 0, 0]), ([0, 1, 0], [0, 1, 0, 0, 0])):
+        assert (
+            view({"observation": 0, "action_mask": np.array(given, np.int8)})["action_mask"].tolist() == seen
+        )
+    with pytest.raises(ValueError, match=r"action_mask must have shape \(3,\), got \(4,\)"):
+        view({"observation": 0, "action_mask": np.zeros(4, np.int8)})
 
 
 def test_a_mask_that_is_missing_from_an_info_is_named() -> None:

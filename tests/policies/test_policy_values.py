@@ -278,6 +278,53 @@ def test_dicts_come_alone_in_batches_and_in_lists() -> None:
     assert tuples.values([{"x": np.zeros(2)}]).shape == (), "one observation of a Tuple of Dicts"
 
 
+def test_tuples_come_alone_in_batches_and_in_lists() -> None:
+    parts = (Leaf(("0",), "choices", (), (3,), (0,)), Leaf(("1",), "choices", (), (3,), (0,)))
+    policy, _ = learner(DQN(), EnvSpec("any", (6,), "float32", DiscreteAction(3), leaves=parts))
+    first, second = np.array([0, 1, 2]), np.array([2, 0, 0])
+    expected = policy.q_values((first, second))
+    listed = list(zip(first.tolist(), second.tolist(), strict=True))
+    assert np.array_equal(policy.q_values(listed), expected), "three observations, not the parts of two"
+    assert np.array_equal(policy.q_values(listed[:2]), expected[:2])
+    for given in ((0, 2, 1), [0, 2, 1]):
+        with pytest.raises(ValueError, match="obs must have 2 parts as its Tuple space has, got 3"):
+            policy.predict(given)
+    with pytest.raises(ValueError, match=r"got a pair as env.reset\(\) returns it"):
+        policy.predict(((0, 2), {}))
+    one, _ = learner(DQN(), EnvSpec("any", (3,), "float32", DiscreteAction(3), leaves=(Leaf((), *CHOICE),)))
+    with pytest.raises(ValueError, match="must be of real numbers, got object"):
+        one.predict([{"x": 1}])
+
+
+CHOICE = ("choices", (), (3,), (0,))
+
+
+@pytest.mark.parametrize(
+    "case", ["vector", "choice", "image", "image and vector", "recurrent", "noisy", "gaussian"]
+)
+def test_a_batch_may_be_empty(case: str) -> None:
+    image = Leaf(("camera",), "image", (8, 8))
+    action = BOX if case == "gaussian" else DiscreteAction(3)
+    spec = EnvSpec("any", (4,), "float32", action)
+    if case == "choice":
+        spec = EnvSpec("any", (3,), "float32", action, leaves=(Leaf((), *CHOICE),))
+    elif case == "image":
+        spec = EnvSpec("any", IMAGE, "uint8", action)
+    elif case == "image and vector":
+        spec = EnvSpec("any", (72,), "uint8", action, leaves=(image, Leaf(("x",), "values", (2,))))
+    algorithm = {"recurrent": R2D2(), "noisy": DQN(noisy=True), "gaussian": SAC()}.get(case, DQN())
+    policy, _ = learner(algorithm, spec)
+    obs: Any = np.zeros((0, *spec.observation_shape), spec.observation_dtype)
+    if case == "choice":
+        obs = []
+    elif case == "image and vector":
+        obs = {"camera": np.zeros((0, 8, 8), np.uint8), "x": np.zeros((0, 2))}
+    for deterministic in (True, False):
+        found, _ = policy.predict(obs, deterministic=deterministic)
+        assert found.shape == (0, *action.shape)
+    assert policy.values(obs).shape == (0,)
+
+
 def test_observations_by_agent_are_answered_by_agent() -> None:
     spec = EnvSpec("any", (4,), "float32", DiscreteAction(3), agents=(Agent("left"), Agent("right")))
     policy, _ = learner(PPO(), spec)
@@ -401,7 +448,16 @@ def test_wrong_actions_are_refused() -> None:
         policy.log_prob(np.zeros((2, 3)), [1, 2, 3])
     with pytest.raises(ValueError, match="action must be an action of any, got 0"):
         policy.log_prob(np.zeros(3), 0)
-    assert np.isfinite(policy.log_prob(np.zeros(3), 3))
+    with pytest.raises(ValueError, match=r"action must be of whole numbers, got 1.5"):
+        policy.log_prob(np.zeros(3), 1.5)
+    with pytest.raises(ValueError, match="action must be finite, got nan among its values"):
+        policy.log_prob(np.zeros(3), np.nan)
+    with pytest.raises(ValueError, match="action must hold real numbers, got <U4: 'left'"):
+        policy.log_prob(np.zeros(3), "left")
+    assert np.isfinite(policy.log_prob(np.zeros(3), 3)) and np.isfinite(policy.log_prob(np.zeros(3), 3.0))
+    real, _ = learner(SAC(), EnvSpec("any", (3,), "float32", BOX))
+    with pytest.raises(ValueError, match="action must be finite, got nan among its values"):
+        real.q_values(np.zeros(3), [0.5, np.nan])
 
 
 @pytest.mark.parametrize("case", ["sac", "td3", "ppo", "dqn", "r2d2", "ppo normalised"])

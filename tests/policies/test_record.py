@@ -202,6 +202,27 @@ def test_what_was_recorded_before_an_error_is_kept(tmp_path: Path) -> None:
     assert [len(episode) for episode in minari.MinariDataset(str(tmp_path / "a" / "data"))] == [3]
 
 
+class Diverges(Counting):
+    """Gives NaN in its second episode."""
+
+    what = "observation"
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = super().step(action)
+        if self.episode == 1:
+            obs, reward = (obs * np.float32(np.nan), reward) if self.what == "observation" else (obs, np.inf)
+        return obs, reward, *rest
+
+
+@pytest.mark.parametrize("what", ["observation", "reward"])
+def test_no_dataset_holds_nan(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Diverges, "what", what)
+    policy = policy_of(DQN(hidden_sizes=(8,)), Diverges)
+    with pytest.raises(errors.NonFiniteStep, match=f"gave {what}s that are NaN or infinite in a recording"):
+        record(policy, tmp_path / "a", steps=100, num_envs=1)
+    assert [len(episode) for episode in minari.MinariDataset(str(tmp_path / "a" / "data"))] == [3]
+
+
 def test_an_environment_with_other_spaces_by_now_is_refused_before_anything_is_written(
     tmp_path: Path,
 ) -> None:

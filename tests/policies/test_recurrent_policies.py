@@ -60,6 +60,10 @@ def test_state_is_a_copy_and_checked() -> None:
     again = policy.predict(obs, state, np.array([True, False]))
     assert (state == kept).all() and (first[1] == again[1]).all() and (first[0] == again[0]).all()
     assert (first[1][0] == kept[0]).all() and (first[1][1] != kept[1]).any()
+    with pytest.raises(
+        ValueError, match=r"episode_start must have shape \(2,\) or be one bool, got shape \(3,\)"
+    ):
+        policy.predict(obs, state, np.zeros(3, bool))
     with pytest.raises(ValueError, match=r"state must be what the last predict returned, of shape \(2, 5\)"):
         policy.predict(obs, np.zeros((3, 5)))
     assert policy.recurrent and not portable(asyncrl.PPO(), SPEC).recurrent
