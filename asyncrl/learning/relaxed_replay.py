@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from asyncrl.learning.balance import Balance
 from asyncrl.learning.replay_loop import ReplayLoop
-from asyncrl.learning.update_loop import TICK_SECONDS
+from asyncrl.learning.update_loop import TICK_SECONDS, Priorities
 
 
 class RelaxedReplayLoop(ReplayLoop):
@@ -62,6 +64,12 @@ class RelaxedReplayLoop(ReplayLoop):
             if time.perf_counter() >= end:
                 break
         return made > 0
+
+    def _restore_rows(self, state: Mapping[str, Any], priorities: Priorities | None) -> None:
+        super()._restore_rows(state, priorities)
+        # The new actors have no grant: what those before them had not used is granted anew, by the present pace.
+        self._granted[:] = [ring.granted for ring in self.rings]
+        self._held[:] = False
 
     def finished(self) -> bool:
         """Whether the run's steps are inserted, their updates made, and no copy of weights is due."""

@@ -266,6 +266,7 @@ class ReplayLoop(UpdateLoop):
             restore(self, state["loop"])
             restore(self.policy_lag, state["policy_lag"])
             restore_replay(self._replay, state["replay"], priorities)
+            self._held[:] = self._granted > [ring.granted for ring in self.rings]
         if self._mirror is not None:  # before the first grant, which waits until these rows are copied
             self._mirror.follow(self._positions)
 

@@ -141,8 +141,8 @@ class EnvKwargsChanges:
         self.writer.offer(self.newest)
         if self._directory.path is not None:
             with contextlib.suppress(OSError):
-                lines = (self._directory.path / FILE).read_text(encoding="utf-8").splitlines(keepends=True)
-                self._lines = [line for line in lines if json.loads(line)["number"] <= published.number]
+                text = (self._directory.path / FILE).read_text(encoding="utf-8", errors="replace")
+                self._lines = [line for line in text.splitlines(True) if _is_kept(line, published.number)]
                 self._directory.write_text(FILE, "".join(self._lines))
 
     def state(self) -> dict[str, Any]:
@@ -155,3 +155,11 @@ class EnvKwargsChanges:
             task.cancel()
         await self.settle()
         self.writer.close()
+
+
+def _is_kept(line: str, newest: int) -> bool:
+    """Whether a line of the file is that of a change up to the `newest`; a damaged line is left out."""
+    try:
+        return bool(json.loads(line)["number"] <= newest)
+    except (LookupError, TypeError, ValueError):
+        return False

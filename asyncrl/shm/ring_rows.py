@@ -64,8 +64,8 @@ def begin_at(ring: RingReader, position: RingPosition) -> None:
 
 
 def first_kept(published: int, granted: int, num_slots: int) -> int:
-    """First readable row of a ring with these positions."""
-    return min(published, max(0, granted - num_slots))
+    """First readable row of a ring with these positions; row `published` has a slot too, granted or not."""
+    return min(published, max(0, max(granted, published + 1) - num_slots))
 
 
 def arrays_of(ring: RingReader) -> dict[str, tuple[NDArray[Any], int]]:

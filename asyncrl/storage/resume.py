@@ -210,6 +210,7 @@ def prepare_resumption(
 ) -> tuple[TrainerConfig, Algorithm, Resumption]:
     """Return the options of the resumed run, and its checkpoint; see `Trainer.resume`."""
     config, algorithm = options_of_run(run, changes)
+    groups = config.groups
     path = CheckpointFolder(run / "checkpoints").file(checkpoint)
     state, meta = load(path, expect_env=config.env, expect_algo=config.algo)
     if not isinstance(state.get("run"), dict) or "core" not in state:
@@ -223,7 +224,7 @@ def prepare_resumption(
     if damage is not None:
         raise damage
     refuse_if_used_up(config, done, meta.train_seconds)
-    resumption = _resumption(path, (state, meta), config, algorithm, restore_episodes)
+    resumption = _resumption(path, (state, meta), config, algorithm, restore_episodes, groups)
     for name, reached in (
         ("target_return", _target_reached(config, saved["evaluations"])),
         ("target_training_return", _training_target_reached(config, saved)),
@@ -308,8 +309,12 @@ def _resumption(
     config: TrainerConfig,
     algorithm: Algorithm,
     restore_episodes: bool,
+    groups: int,
 ) -> Resumption:
-    """Make the resumption. Raises `CheckpointError` if its rows file is damaged (ASYNC019); a missing one is a note."""
+    """Make the resumption of a run of `groups` groups so far; a rows file that is missing is a note.
+
+    Raises `CheckpointError` if the rows file is damaged (ASYNC019).
+    """
     state, meta = checkpoint
     run = _without_repeated(state["run"])
     rows, states, why = None, None, str(run.get("why", ""))
@@ -319,6 +324,8 @@ def _resumption(
         raise refused_change("num_actors", actors, config.actors, FIXED_IN_LOCKSTEP["num_actors"])
     if name is not None and actors != config.actors:
         why = f"num_actors was {actors}"
+    elif name is not None and config.groups > groups and algorithm.update_loop != "segments":
+        why = f"groups was {groups}, and each has its part of the replay"
     elif name is not None and not (path.parent / str(name)).exists():
         why = "rows are kept of the last checkpoint only"
     elif name is not None:

@@ -21,6 +21,7 @@ STATISTICS = "the checkpoint's statistics belong to it"
 ROWS = "the positions in the experience rings count by it"
 OPTIMISER = "the checkpoint's optimiser counts the steps of its parts by it"
 RANDOM = "the generators go on as they were"
+BEGUN = "the run has weights of its own by now"
 
 FIXED = {
     "env": TASK,
@@ -32,7 +33,9 @@ FIXED = {
     "algo": TASK,
     "seed": RANDOM,
     "demonstration_fraction": RANDOM,
-    "init_from": "the run has weights of its own by now",
+    "init_from": BEGUN,
+    "initial_log_std": BEGUN,
+    "ent_coef_initial": BEGUN,
     "envs_per_actor": ROWS,
     "segment_length": ROWS,
     "discipline": ROWS,
@@ -45,6 +48,8 @@ FIXED = {
     "critic_hidden_sizes": NETWORK,
     "mixing_size": NETWORK,
     "hypernet_size": NETWORK,
+    "central_state": NETWORK,
+    "shared_trunk": NETWORK,
     "activation": NETWORK,
     "layer_norm": NETWORK,
     "dueling": NETWORK,

@@ -125,6 +125,20 @@ def test_a_resumed_run_goes_on_with_the_newest_to_the_bit(algo: str, tmp_path: P
     assert result.summary["episodes"] == whole.summary["episodes"]
 
 
+def test_damaged_lines_of_the_file_are_left_out(tmp_path: Path) -> None:
+    """The checkpoint says what the environments have; the file is for people."""
+    run = tmp_path / "run"
+    trainer_of("dqn", "lockstep", run).learn(800, callbacks=[Harder()])
+    before = changes_of(run)
+    lines = (run / "env_kwargs.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "env_kwargs.jsonl").write_bytes(b"\xff\n" + b"".join(lines[:-1]) + lines[-1][:9] + b"\n[]\n{}\n")
+    seen: list[dict[str, Any]] = []
+    callback = Calls("on_start", lambda trainer: seen.append(dict(trainer.env_kwargs)))
+    Trainer.resume(run, "+100").learn(callbacks=[callback])
+    assert len(seen) == 1 and seen[0]["level"] >= before[-1]["number"], "those of the checkpoint"
+    assert changes_of(run)[: len(before) - 1] == before[:-1]
+
+
 def test_a_method_of_the_environment_takes_its_place(tmp_path: Path) -> None:
     runs = {env: tmp_path / env.__name__ for env in (levels.Settable, levels.SettableVector)}
     for env, run in runs.items():

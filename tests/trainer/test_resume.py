@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import dataclasses
 import json
@@ -11,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from resume_rig import stop_after, trainer_of
 
-from asyncrl import DQN, IMPALA, PPO, PQN, Trainer
+from asyncrl import DQN, IMPALA, PPO, PQN, QMIX, SAC, Trainer
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import CheckpointError, ConfigurationError, SpacesDoNotFit
 from asyncrl.run.grouped import Alone
@@ -279,6 +281,14 @@ def test_options_that_may_not_change_are_refused_by_name_and_values(run: Path) -
     for before, after, value in (
         (TrainerConfig(env="CartPole-v1", algo="pqn"), PQN(), {"layer_norm": False}),
         (TrainerConfig(env="CartPole-v1", algo="impala"), IMPALA(), {"value_epochs": 2}),
+        (
+            TrainerConfig(env="CartPole-v1", algo="qmix"),
+            QMIX(central_state="state"),
+            {"central_state": "observations"},
+        ),
+        (TrainerConfig(env="CartPole-v1", algo="ppo"), PPO(), {"shared_trunk": False}),
+        (TrainerConfig(env="CartPole-v1", algo="ppo"), PPO(), {"initial_log_std": -1.0}),
+        (TrainerConfig(env="Pendulum-v1", algo="sac"), SAC(), {"ent_coef_initial": 0.1}),
         (TrainerConfig(env="CartPole-v1", algo="dqn", demonstrations="x"), DQN(), {"prioritized": False}),
     ):
         with pytest.raises(ConfigurationError, match=f"{next(iter(value))} may not change"):
@@ -331,6 +341,46 @@ def test_a_kept_replay_is_trained_on_at_once(tmp_path: Path) -> None:
     # Not one of the 160 steps fills a replay again: each pays for 16 samples in batches of 64.
     assert after["updates"] - before["updates"] == pytest.approx(160 * 16 / 64, abs=12)
     assert len(list((tmp_path / "checkpoints").glob("*.replay"))) == 1
+
+
+def test_more_groups_go_on_with_an_empty_replay(tmp_path: Path) -> None:
+    """A group's part of the capacity holds fewer rows than were kept."""
+    first = Trainer("CartPole-v1", ALGORITHM, run_dir=tmp_path, save_replay_buffer=True, **SMALL)
+    first.learn(total_steps=400)
+    more = Trainer.resume(tmp_path, "+400", groups=2)
+    assert more.job.resumed is not None and more.job.resumed.rows is None
+    assert more.resumed_from[1].endswith("(groups was 1, and each has its part of the replay)")
+    assert more.resumed_from[2].startswith("the replay is filled again")
+
+
+def test_actors_whose_grants_were_not_used_up_are_granted_anew(tmp_path: Path) -> None:
+    """The learner is starved, so that every actor always has all rows that may be granted ahead."""
+    starved: dict[str, Any] = {"discipline": "relaxed", "samples_per_insert": 0.5}
+    trainer, done = trainer_of("dqn", tmp_path / "run", starved, total_steps=1_000_000), 0
+    for _ in range(2):
+        trainer.start()
+        try:
+            stop_after(trainer, done + 400, limit_seconds=30)
+        finally:
+            trainer.stop()
+        done = asyncio.run(trainer.wait()).summary["env_steps"]
+        trainer = Trainer.resume(tmp_path / "run")
+
+
+def test_a_run_that_is_stopped_before_its_actors_have_a_grant_goes_on_again(tmp_path: Path) -> None:
+    """Its rings are full: the next observation of an actor takes the slot of the oldest row."""
+    trainer_of("dqn", tmp_path / "run", {"discipline": "relaxed"}).learn(total_steps=1_000)
+    Trainer.resume(tmp_path / "run", "+100").learn(callbacks=[StopsAtOnce()])
+    last = Trainer.resume(tmp_path / "run", "+100")
+    assert last.resumed_from[1:] == ("the actors begin new episodes",)
+    assert last.learn().stop_reason == "total_steps"
+
+
+class StopsAtOnce:
+    """A callback that ends the run before it trains."""
+
+    def on_start(self, trainer: Trainer) -> bool:
+        return False
 
 
 def test_a_restored_replay_leaves_its_file_free(tmp_path: Path) -> None:
