@@ -15,6 +15,7 @@ from asyncrl.algorithms.continuous import ActorLoss, CriticLoss
 from asyncrl.algorithms.continuous_kernel import DrawKernel
 from asyncrl.algorithms.continuous_update import Buffers, ContinuousUpdate, Learned
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy, temperature_gradient
+from asyncrl.algorithms.reward_factor import RewardFactor
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.algorithms.value_bounds import entropy_margin
 from asyncrl.interfaces import EnvSpec
@@ -83,6 +84,8 @@ class MaximumEntropyUpdate(ContinuousUpdate):
         actor_kernel: Callable[[int], Callable[..., Any]] | None = None,
     ) -> None:
         super().__init__(config, spec, device, seed)
+        if config.reward_scale is None and config.ent_coef is not None:
+            self.reward_scale = RewardFactor(config.given_reward_scale, replaceable=True)
         self.critic_loss, self.actor_loss = critic_loss, actor_loss
         self.critic_kernel, self.actor_kernel = critic_kernel, actor_kernel
         self.kernels = self.device.type == "cpu" and critic_kernel is not None and actor_kernel is not None
@@ -121,14 +124,22 @@ class MaximumEntropyUpdate(ContinuousUpdate):
         return Learned(critic, q, actor.loss)
 
     def _restored(self) -> None:
-        """Keep a temperature that is given, also where the state has one that was learned or another."""
+        """Keep a temperature that is given, also where the state has one that was learned or another.
+
+        It is in the unit of the rewards, so the factor that the first rewards had chosen before scales it too.
+        """
         if self.config.ent_coef is None:
             return
-        self.log_alpha.fill_(math.log(self.config.ent_coef))
+        self.log_alpha.fill_(math.log(self.config.ent_coef * (self.reward_scale.chosen or 1.0)))
         for name, part in (("all", self._slices["temperature"]), ("temperature", slice(None))):
             if name in self._optimizers:  # the momentum of the last steps would still move it
                 for moment in self._optimizers[name].moments:
                     moment[part].zero_()
+
+    def begin_with_reward_scale(self, factor: float, env_steps: int) -> None:
+        """See `ReplayUpdate`; a temperature that is given is scaled too."""
+        super().begin_with_reward_scale(factor, env_steps)
+        self._restored()
 
     def metrics(self) -> Mapping[str, float]:
         """`ContinuousUpdate.metrics` with bounds widened by the entropy, and the temperature of the last update."""

@@ -25,14 +25,15 @@ class RewardFactor:
 
     Args:
         given: the user's factor; None lets `decide` choose it.
+        replaceable: whether the factor of networks that are loaded takes the place of the given one.
 
     Attributes:
         factor: the factor; 1 until it is decided.
         decided: whether it is final.
     """
 
-    def __init__(self, given: float | None = None) -> None:
-        self.factor = 1.0 if given is None else given
+    def __init__(self, given: float | None = None, replaceable: bool = False) -> None:
+        self.factor, self._replaceable = 1.0 if given is None else given, replaceable
         self.decided = self._given = given is not None
 
     @property
@@ -42,8 +43,8 @@ class RewardFactor:
 
     @chosen.setter
     def chosen(self, factor: float) -> None:
-        if not self._given:
-            self.factor, self.decided = factor or 1.0, factor > 0
+        if not self._given or (self._replaceable and factor > 0):
+            self.factor, self.decided, self._given = factor or 1.0, factor > 0, False
 
     def decide(self, reward: NDArray[np.float32], steps: int = 1) -> None:
         """Choose the factor by a batch, unless it is decided, all rewards are 0, or one is not finite.

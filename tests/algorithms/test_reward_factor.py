@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl import A2C, C51, DQN, PPO, SAC, TD3, VDN, Rainbow
+from asyncrl import A2C, C51, DQN, PPO, SAC, TD3, VDN, CrossQ, Rainbow
 from asyncrl.algorithms.reward_factor import RewardFactor
 from asyncrl.interfaces import Agent, Batch, BoxAction, DiscreteAction, EnvSpec
 from tests.algorithms.segment_rig import batch_of
@@ -114,6 +114,28 @@ def test_the_factor_is_part_of_the_state() -> None:
     del old["chosen_reward_scale"]  # as checkpoints from before
     second.load_state_dict(old)
     assert second.reward_scale.factor == 1.0 and not second.reward_scale.decided
+
+
+@pytest.mark.parametrize("algorithm", [SAC, CrossQ])
+def test_an_entropy_coefficient_that_a_resumed_run_is_given_is_in_the_unit_of_its_rewards(
+    algorithm: Any,
+) -> None:
+    learned = after_updates(algorithm(batch_size=32, hidden_sizes=(8,)), BOX, 1000.0)
+    given = algorithm(batch_size=32, hidden_sizes=(8,), ent_coef=200.0)
+    core = given.make_updater(BOX, "cpu", 1)
+    assert core.reward_scale.factor == 1.0 and float(core.log_alpha.exp()) == pytest.approx(200.0)
+    core.load_state_dict(learned.state_dict())
+    again = given.make_updater(BOX, "cpu", 2)
+    again.load_state_dict(core.state_dict())
+    for one in (core, again):
+        one.update(filled(BOX, 1000.0))
+        assert one.reward_scale.factor == pytest.approx(1e-3)
+        assert float(one.log_alpha.exp()) == pytest.approx(0.2)
+    firm = algorithm(batch_size=32, hidden_sizes=(8,), ent_coef=200.0, reward_scale=0.5).make_updater(
+        BOX, "cpu", 1
+    )
+    firm.load_state_dict(learned.state_dict())
+    assert firm.reward_scale.factor == 0.5 and float(firm.log_alpha.exp()) == pytest.approx(200.0)
 
 
 def test_rewards_of_a_team() -> None:
