@@ -137,7 +137,9 @@ def last_value(arguments: Sequence[str], flag: str) -> str | None:
 
 def above_preset(algorithm: str, env: str, texts: Sequence[str]) -> list[str]:
     """Keyword arguments of the environment as KEY:VALUE: those of the preset, and after them, above them, `texts`."""
-    return [*texts_of_mapping(preset_options(algorithm, env).get("env_kwargs", {})), *texts]
+    given = {text.partition(":")[0] for text in texts}
+    below = preset_options(algorithm, env).get("env_kwargs", {})
+    return [*texts_of_mapping({key: value for key, value in below.items() if key not in given}), *texts]
 
 
 def answer(flag: str, algorithm: str | None) -> str | None:

@@ -149,7 +149,7 @@ class BatchNormPass:
             )
             for c, module in enumerate(modules)
         ]
-        self._weight_rows, self._grad_input = weight_rows, torch.empty(len(x), columns)
+        self._weight_rows, self._grad_input = weight_rows, torch.empty(options.get("input_rows", 0), columns)
         self._bound_to: Tensor | None = None
 
     def forward(self) -> Tensor:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 import asyncrl.algorithms
 import asyncrl.networks
+from asyncrl.acting.modules import tensors_of
 from asyncrl.algorithms import (
     c51_kernel,
     continuous_kernel,
@@ -44,11 +45,14 @@ from asyncrl.algorithms.on_policy_kernel import LossKernel
 from asyncrl.algorithms.ppo import _k3, ppo_loss
 from asyncrl.algorithms.tqc_kernel import MeanActorKernel, TruncatedCriticKernel
 from asyncrl.interfaces import DiscreteAction, EnvSpec
-from asyncrl.networks import hidden_layer, normalized_layer
+from asyncrl.networks import batch_norm, hidden_layer, normalized_layer
+from asyncrl.networks.batch_norm import BatchNormPass, BatchRenorm, normalised_mlp
 from asyncrl.networks.distributions import categorical, diagonal_gaussian
 from asyncrl.networks.gradients import output_gradients, vector_jacobian_product
 from asyncrl.networks.hidden_layer import HiddenLayer
+from asyncrl.networks.module import ModuleNetwork
 from asyncrl.networks.normalized_layer import NormalizedLayer
+from asyncrl.networks.parameters import PassOptions
 from asyncrl.shm.kernel import declared
 
 Pairs = Iterator[tuple[str, Any, Any]]
@@ -371,6 +375,34 @@ def normalized_pairs(seed: int, size: int, activation: Any) -> Pairs:
     yield from zip(("output", "gradient", "bias", "gain", "shift"), *found, strict=True)
 
 
+def batch_norm_pairs(seed: int, size: int, training: bool, renormalises: bool) -> Pairs:
+    """Passes of two perceptrons with batch normalisation, the gradient over half of the rows or at the input."""
+    torch.manual_seed(seed)
+    modules = [normalised_mlp(5, 1, (7, 6), 0.9).train(training) for _ in range(2)]
+    for layer in [
+        layer for module in modules for layer in module.modules() if isinstance(layer, BatchRenorm)
+    ]:
+        layer.renormalises = renormalises
+        for tensor in (layer.weight.data, layer.running_var):
+            tensor.uniform_(0.5, 20.0)  # type: ignore[union-attr]
+    flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors_of(modules)])
+    x, grad_output = 2.0 * torch.randn(size, 5) + 1.0, torch.randn(2, size // 2 if training else size, 1)
+    options: PassOptions = (
+        {"weight_rows": size // 2} if training else {"input_rows": size, "input_columns": 2}
+    )
+    found = []
+    for by_hand in (True, False):
+        network = ModuleNetwork(modules, flat.clone(), ensemble=True)
+        gradient = torch.zeros_like(flat) if training else None
+        if by_hand:
+            one: Any = BatchNormPass(network.modules, x, True, gradient, options)
+        else:
+            one = network.make_pass(x, gradient, **options)
+        output, at_input = one.forward().clone(), one.backward(grad_output)
+        found.append((output, at_input, network.flat, flat.new_zeros(1) if gradient is None else gradient))
+    yield from zip(("output", "gradient at the input", "statistics", "gradient"), *found, strict=True)
+
+
 CONTRACTS = {
     "dqn": Contract(dqn_kernel, ("dqn_kernel",), partial(q_pairs, name="dqn"), q_variants("dqn")),
     "c51": Contract(c51_kernel, ("c51_kernel", "of_action"), partial(q_pairs, name="c51"), q_variants("c51")),
@@ -429,6 +461,14 @@ CONTRACTS = {
         [{"activation": a} for a in ("relu", "tanh")],
         rtol=1e-4,
         atol=2e-5,
+    ),
+    "batch norm": Contract(
+        batch_norm,
+        ("batch_norm", "batch_norm_gradient", "running_norm", "running_norm_gradient"),
+        batch_norm_pairs,
+        [{"training": t, "renormalises": r} for t, r in ((True, False), (True, True), (False, False))],
+        rtol=1e-3,
+        atol=1e-4,
     ),
 }
 HELD_ELSEWHERE = {"vtrace_kernel": "test_returns.py", "_extend": "test_value_bounds.py"}

@@ -229,7 +229,7 @@ def test_wrong_types_are_named(kind: object, given: object, text: str) -> None:
         ("report_interval_seconds", 0, "report_interval_seconds must be greater than 0, got 0.0"),
         ("report_interval_steps", 0, "report_interval_steps must be at least 1, got 0"),
         ("eval_interval_steps", 0, "eval_interval_steps must be at least 1, got 0"),
-        ("torch_threads", 0, "torch_threads must be at least 1, got 0"),
+        ("torch_threads", 0, "torch_threads must be from 1 to 1024, got 0"),
         ("http", 0, "http must be auto, off or a port from 1 to 65535, got 0"),
         ("http", "on", "http must be a whole number or one of auto, off, got 'on'"),
         ("device", "tpu", "device must be one of auto, cpu, cuda, got 'tpu'"),
