@@ -36,22 +36,30 @@ def record(critics: int) -> Any:
     """CrossQ of the sizes of this comparison."""
     from asyncrl import CrossQ
 
-    sizes = {"hidden_sizes": HIDDEN, "critic_hidden_sizes": (critics, critics)}
-    return CrossQ(**sizes, batch_size=256, samples_per_insert=256)
+    width = (critics, critics)
+    return CrossQ(hidden_sizes=HIDDEN, critic_hidden_sizes=width, batch_size=256, samples_per_insert=256)
 
 
 def run(critics: int, seconds: float) -> float:
     """Updates/s of a run on HalfCheetah, from two snapshots of its counters."""
     from asyncrl import Trainer
 
-    options = {"num_actors": 1, "envs_per_actor": 1, "seed": 0, "http": "off", "eval_interval_steps": None}
-    with Trainer(ENV, record(critics), **options, report_interval_seconds=0.25) as trainer:
+    with Trainer(
+        ENV,
+        record(critics),
+        num_actors=1,
+        envs_per_actor=1,
+        seed=0,
+        http="off",
+        eval_interval_steps=None,
+        report_interval_seconds=0.25,
+    ) as trainer:
         trainer.start()
         first = last = runs.when_updated(trainer, WARM_UPDATES)
         while last.wall_seconds - first.wall_seconds < seconds:
             time.sleep(0.25)
             last = trainer.snapshot() or last
-    return (last.updates - first.updates) / (last.wall_seconds - first.wall_seconds)
+    return float((last.updates - first.updates) / (last.wall_seconds - first.wall_seconds))
 
 
 def bare(critics: int, by_hand: bool, seconds: float) -> float:
@@ -63,7 +71,7 @@ def bare(critics: int, by_hand: bool, seconds: float) -> float:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     if not by_hand:
-        crossq_update.passes_by_hand = lambda network, x: False  # type: ignore[assignment]
+        crossq_update.passes_by_hand = lambda network, x: False
     update = record(critics).make_updater(SPEC, "cpu", 0).update
     repeat(update, WARM_UPDATES)
     count = max(1, round(seconds / (repeat(update, WARM_UPDATES) / WARM_UPDATES)))
