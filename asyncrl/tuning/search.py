@@ -6,7 +6,7 @@
 
     <run_dir>/search.json          what is searched
               study.db             the trials, in Optuna's form
-              trial-003/           a run; `finalist-003-s1/`, `held-out/best-s1000/` and `held-out/default-s1000/` too
+              trial-003/           a run; `finalist-003-s1/`, `held-out/best-003-s1000/`, `held-out/default-s1000/` too
               best.toml            the chosen options, for `asyncrl train --config`
               result.json          the comparison
 
@@ -393,13 +393,15 @@ class Search:
                 Task(f"held-out {name}, seed {seed}", folder, self._job_of(options, seed, folder))
                 for seed in self.held_out_seeds()
                 for name, options in (("best", best.options), ("default", {}))
-                for folder in [self._held_out_folder(name, seed)]
+                for folder in [self._held_out_folder(name, best, seed)]
                 if best.number
             ]
         )
 
-    def _held_out_folder(self, name: str, seed: int) -> Path:
-        return self.folder / "held-out" / f"{name}-s{seed}"
+    def _held_out_folder(self, name: str, best: Trial, seed: int) -> Path:
+        """Directory of a run of the comparison; that of the chosen options has the number of their trial."""
+        of = f"best-{best.number:03}" if name == "best" else name
+        return self.folder / "held-out" / f"{of}-s{seed}"
 
     def held_out_seeds(self) -> tuple[int, ...]:
         """Seeds of the comparison."""
@@ -452,7 +454,8 @@ class Search:
         best, seeds = self.chosen(), self.held_out_seeds()
         returns = {
             name: tuple(
-                self._finals.get(self._held_out_folder(name, seed), (0.0, math.nan))[1] for seed in seeds
+                self._finals.get(self._held_out_folder(name, best, seed), (0.0, math.nan))[1]
+                for seed in seeds
             )
             for name in ("best", "default")
         }

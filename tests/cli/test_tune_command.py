@@ -96,7 +96,7 @@ def test_a_small_search_ends_with_a_preset_that_trains(
         runs["trial-000"].tags == ["trial"] and runs["trial-001"].options["dqn"]["discipline"] == "lockstep"
     )
     if result["trial"]:
-        assert "best-s1000" in runs and "best - default" in out
+        assert f"best-{result['trial']:03}-s1000" in runs and "best - default" in out
 
     assert main(command) == 0, "it goes on, and has nothing to do"
     again = capfd.readouterr().out
