@@ -44,7 +44,8 @@ from asyncrl.storage.run_files import ENVIRONMENT
 from asyncrl.trainer.run_pool import Ended, Event, Progressed, RunPool, Started, Warned
 from asyncrl.trainer.seeds import CALLERS_ERRORS
 from asyncrl.tuning.result import HeldOut, Searched
-from asyncrl.tuning.study import Study, Trial
+from asyncrl.tuning.study import FILE as STUDY
+from asyncrl.tuning.study import Study, Trial, is_begun
 
 SEARCH, BEST, RESULT, LOCK = "search.json", "best.toml", "result.json", ".search-lock"
 OWN_FOLDERS = ("trial-[0-9][0-9][0-9]*", "finalist-[0-9][0-9][0-9]*", "held-out")
@@ -140,7 +141,10 @@ class Search:
             os.close(lock)
 
     def _write_or_compare(self) -> None:
-        """Write what is searched, or refuse a directory in which something else is."""
+        """Write what is searched, or refuse a directory in which something else is.
+
+        A search of which nothing is known yet, as the first run has failed, gives way to one of other options.
+        """
         config = dataclasses.replace(self._job.config, run_dir=None)
         tables = options_by_table(config, self._job.algorithm)
         space = {name: dataclasses.asdict(values) for name, values in self._space.options.items()}
@@ -163,12 +167,16 @@ class Search:
             for name in {**kept.get(table, {}), **own.get(table, {})}
             if kept.get(table, {}).get(name) != own.get(table, {}).get(name)
         ]
-        if different:
+        if different and is_begun(self.folder):
             raise ConfigurationError(
                 f"{self.folder} holds a search of other options",
                 facts={"different": ", ".join(different[:8])},
                 fix="give the same options to go on with it, or another directory: --run-dir DIR",
             )
+        if different:
+            with error_of_file("the search", self.folder):
+                (self.folder / STUDY).unlink(missing_ok=True)
+            self._write(SEARCH, "the search", json.dumps(own, indent=2).encode() + b"\n")
 
     def _refuse_foreign_runs(self) -> None:
         """Refuse the directory of a new search in which there are folders that its runs would replace."""

@@ -59,6 +59,14 @@ def test_wrong_flags_are_usage_errors(
     assert text in " ".join(capsys.readouterr().err.split())
 
 
+def test_an_algorithm_without_its_dataset_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", "CartPole-v1", "--algo", "bc", "--run-dir", str(tmp_path / "search")]) == 2
+    assert "asyncrl tune: error: argument --dataset: dataset must be given for bc" in capsys.readouterr().err
+    assert not (tmp_path / "search").exists()
+
+
 def test_help_needs_no_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["tune"])

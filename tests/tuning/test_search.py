@@ -334,6 +334,20 @@ def test_a_directory_of_another_search_is_refused(tmp_path: Path) -> None:
     assert refused.value.facts["different"] == "dqn.n_step"
 
 
+def test_a_search_of_which_nothing_is_known_gives_way_to_one_of_other_options(tmp_path: Path) -> None:
+    failing = Runs()
+    failing.wait = lambda: Ended(1, None, ConfigurationError("a wrong option"))  # type: ignore[method-assign]
+    with (
+        Search(tmp_path, job(double=False), SPACE, trials=2, at_once=1) as made,
+        pytest.raises(ConfigurationError, match="a wrong option"),
+    ):
+        list(made.run(failing))  # type: ignore[arg-type]
+    found = searched(tmp_path, trials=2, at_once=1)
+    assert [trial.state for trial in found.trials] == ["complete"] * 2 and found.algorithm.double
+    with pytest.raises(ConfigurationError, match="holds a search of other options"):
+        Search(tmp_path, job(double=False), SPACE, trials=2, at_once=1)
+
+
 def test_a_directory_in_use_is_refused_and_released(tmp_path: Path) -> None:
     with search(tmp_path), pytest.raises(ConfigurationError, match="another search uses"):
         search(tmp_path)
