@@ -14,7 +14,13 @@ from asyncrl.algorithms import ALGORITHMS, preset_options
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
 from asyncrl.cli.flags import Parser, add_flags, finite_number, given_flags, merged
 from asyncrl.cli.text_table import text_table
-from asyncrl.cli.train_flags import above_preset, answer, check_algorithm, last_value
+from asyncrl.cli.train_flags import (
+    above_preset,
+    answer,
+    check_algorithm,
+    last_value,
+    reported_as_usage,
+)
 from asyncrl.config import TrainerConfig, usable_cores
 from asyncrl.options import option_values
 
@@ -120,13 +126,17 @@ def _counts(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def run(options: argparse.Namespace, server: ForkServer) -> None:
-    """Measure and print. Raises what a run raises."""
-    sides, pilots = _measure(options, server)
+def run(options: argparse.Namespace, server: ForkServer) -> int:
+    """Measure and print; returns the exit code. Raises what a run raises."""
+    try:
+        sides, pilots = _measure(options, server)
+    except ValueError as error:  # a rule between options that is checked when a run is built
+        return reported_as_usage(error, "plan", options.config.algo)
     if options.json:
         print(json.dumps(_facts(sides, pilots), allow_nan=False))
     else:
         print(_text(sides, pilots, options.config.total_steps, options.env_threads))
+    return 0
 
 
 def _measure(options: argparse.Namespace, server: ForkServer) -> tuple[Sides, list[Pilot]]:

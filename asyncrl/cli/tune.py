@@ -128,8 +128,8 @@ def run(options: TuneOptions) -> int:
         from asyncrl.trainer.trainer import Trainer
         from asyncrl.tuning.search import Search
 
-        trainer = Trainer.from_config(options.config, options.algorithm)
         try:
+            trainer = Trainer.from_config(options.config, options.algorithm)
             with Search(
                 options.folder,
                 dataclasses.replace(trainer.job, config=options.config, algorithm=options.algorithm),

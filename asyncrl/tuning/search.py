@@ -6,7 +6,7 @@
 
     <run_dir>/search.json          what is searched
               study.db             the trials, in Optuna's form
-              trial-003/           a run; `finalist-003-s1/`, `held-out/best-s1000/` and `held-out/default-s1000/` too
+              trial-003/           a run; `finalist-003-s1/`, `held-out/best-003-s1000/`, `held-out/default-s1000/` too
               best.toml            the chosen options, for `asyncrl train --config`
               result.json          the comparison
 
@@ -44,7 +44,8 @@ from asyncrl.storage.run_files import ENVIRONMENT
 from asyncrl.trainer.run_pool import Ended, Event, Progressed, RunPool, Started, Warned
 from asyncrl.trainer.seeds import CALLERS_ERRORS
 from asyncrl.tuning.result import HeldOut, Searched
-from asyncrl.tuning.study import Study, Trial
+from asyncrl.tuning.study import FILE as STUDY
+from asyncrl.tuning.study import Study, Trial, is_begun
 
 SEARCH, BEST, RESULT, LOCK = "search.json", "best.toml", "result.json", ".search-lock"
 OWN_FOLDERS = ("trial-[0-9][0-9][0-9]*", "finalist-[0-9][0-9][0-9]*", "held-out")
@@ -140,7 +141,10 @@ class Search:
             os.close(lock)
 
     def _write_or_compare(self) -> None:
-        """Write what is searched, or refuse a directory in which something else is."""
+        """Write what is searched, or refuse a directory in which something else is.
+
+        A search of which nothing is known yet, as the first run has failed, gives way to one of other options.
+        """
         config = dataclasses.replace(self._job.config, run_dir=None)
         tables = options_by_table(config, self._job.algorithm)
         space = {name: dataclasses.asdict(values) for name, values in self._space.options.items()}
@@ -163,12 +167,16 @@ class Search:
             for name in {**kept.get(table, {}), **own.get(table, {})}
             if kept.get(table, {}).get(name) != own.get(table, {}).get(name)
         ]
-        if different:
+        if different and is_begun(self.folder):
             raise ConfigurationError(
                 f"{self.folder} holds a search of other options",
                 facts={"different": ", ".join(different[:8])},
                 fix="give the same options to go on with it, or another directory: --run-dir DIR",
             )
+        if different:
+            with error_of_file("the search", self.folder):
+                (self.folder / STUDY).unlink(missing_ok=True)
+            self._write(SEARCH, "the search", json.dumps(own, indent=2).encode() + b"\n")
 
     def _refuse_foreign_runs(self) -> None:
         """Refuse the directory of a new search in which there are folders that its runs would replace."""
@@ -393,13 +401,15 @@ class Search:
                 Task(f"held-out {name}, seed {seed}", folder, self._job_of(options, seed, folder))
                 for seed in self.held_out_seeds()
                 for name, options in (("best", best.options), ("default", {}))
-                for folder in [self._held_out_folder(name, seed)]
+                for folder in [self._held_out_folder(name, best, seed)]
                 if best.number
             ]
         )
 
-    def _held_out_folder(self, name: str, seed: int) -> Path:
-        return self.folder / "held-out" / f"{name}-s{seed}"
+    def _held_out_folder(self, name: str, best: Trial, seed: int) -> Path:
+        """Directory of a run of the comparison; that of the chosen options has the number of their trial."""
+        of = f"best-{best.number:03}" if name == "best" else name
+        return self.folder / "held-out" / f"{of}-s{seed}"
 
     def held_out_seeds(self) -> tuple[int, ...]:
         """Seeds of the comparison."""
@@ -452,7 +462,8 @@ class Search:
         best, seeds = self.chosen(), self.held_out_seeds()
         returns = {
             name: tuple(
-                self._finals.get(self._held_out_folder(name, seed), (0.0, math.nan))[1] for seed in seeds
+                self._finals.get(self._held_out_folder(name, best, seed), (0.0, math.nan))[1]
+                for seed in seeds
             )
             for name in ("best", "default")
         }

@@ -193,6 +193,13 @@ def kept_trials(folder: Path) -> list[Trial]:
         ) from error
 
 
+def is_begun(folder: Path) -> bool:
+    """Whether a trial of the search in `folder` has ended or been evaluated. Raises as `kept_trials` does."""
+    if not (folder / FILE).exists():
+        return False
+    return any(trial.state is not None or trial.evaluations for trial in kept_trials(folder))
+
+
 @contextlib.contextmanager
 def _errors_of_sqlite(file: Path) -> Iterator[None]:
     """Turn an error of a full disk or a file that may not be written into `ResourceError`; the study is left alone."""

@@ -59,6 +59,12 @@ def test_wrong_arguments_are_named(
     assert stop.value.code == 2 and text in capsys.readouterr().err
 
 
+def test_options_that_do_not_go_together_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "several_agents:Parallel", "--algo", "qmix", "--policy", "a:.*"]
+    assert main([*command, "--actors", "1", "--seconds", "0.1"]) == 2
+    assert "asyncrl plan: error: argument --policy: policies must be none for qmix" in capsys.readouterr().err
+
+
 def test_the_text_names_the_fastest_and_the_duration() -> None:
     slow, fast = (
         Pilot(1, 16, 500.0, 10.0, 0.02, 0.9, 10_000_000),

@@ -59,6 +59,14 @@ def test_wrong_flags_are_usage_errors(
     assert text in " ".join(capsys.readouterr().err.split())
 
 
+def test_an_algorithm_without_its_dataset_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", "CartPole-v1", "--algo", "bc", "--run-dir", str(tmp_path / "search")]) == 2
+    assert "asyncrl tune: error: argument --dataset: dataset must be given for bc" in capsys.readouterr().err
+    assert not (tmp_path / "search").exists()
+
+
 def test_help_needs_no_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["tune"])
@@ -96,7 +104,7 @@ def test_a_small_search_ends_with_a_preset_that_trains(
         runs["trial-000"].tags == ["trial"] and runs["trial-001"].options["dqn"]["discipline"] == "lockstep"
     )
     if result["trial"]:
-        assert "best-s1000" in runs and "best - default" in out
+        assert f"best-{result['trial']:03}-s1000" in runs and "best - default" in out
 
     assert main(command) == 0, "it goes on, and has nothing to do"
     again = capfd.readouterr().out

@@ -181,7 +181,7 @@ def test_it_finds_what_is_better_and_compares_it_on_new_seeds(whole: Whole) -> N
     assert "-1.0: one seed has no interval" in repr(dataclasses.replace(found, held_out=one))
     assert pool.most == 2, "as many at a time as asked for"
     assert pool.began[0] == "trial-000" and pool.began[-6:] == [
-        f"{name}-s{seed}" for seed in (1000, 1001, 1002) for name in ("best", "default")
+        f"{name}-s{seed}" for seed in (1000, 1001, 1002) for name in (f"best-{found.trial:03}", "default")
     ]
     assert len([name for name in pool.began if name.startswith("finalist")]) == 2 * FINALISTS
 
@@ -216,6 +216,15 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been(whole: Whole, tmp_p
     assert (tmp_path / "parts" / "best.toml").read_text() == (whole.folder / "best.toml").read_text()
     again = Runs()
     assert searched(tmp_path / "parts", again).held_out == expected.held_out and again.began == []
+
+
+def test_more_trials_that_change_the_choice_are_compared_anew(whole: Whole, tmp_path: Path) -> None:
+    first = searched(tmp_path, trials=3, held_out_seeds=2)
+    more = Runs()
+    found = searched(tmp_path, more)
+    assert first.trial not in (0, found.trial) and found.held_out == whole.found.held_out
+    compared = [name for name in more.began if name.startswith(("best", "default"))]
+    assert compared == [f"best-{found.trial:03}-s{seed}" for seed in (1000, 1001, 1002)] + ["default-s1002"]
 
 
 def test_a_trial_that_falls_behind_the_trials_it_knows_is_pruned(whole: Whole) -> None:
@@ -268,11 +277,11 @@ def test_a_run_that_diverges_or_fails_is_a_trial_without_a_value(tmp_path: Path)
     errors = {
         "trial-002": TrainingDiverged("NaN"),
         "trial-004": EnvironmentRaised("it raised"),
-        "best-s1001": EnvironmentRaised("it raised"),
+        "best-001-s1001": EnvironmentRaised("it raised"),
     }
     found = searched(tmp_path, Runs(errors=errors), trials=8)
     assert [(t.number, t.value) for t in found.trials if t.state == "failed"] == [(2, None), (4, None)]
-    assert found.held_out.best[1] != found.held_out.best[1], "NaN"
+    assert found.trial == 1 and found.held_out.best[1] != found.held_out.best[1], "NaN"
     assert (
         "failed" in repr(found)
         and json.loads((tmp_path / "result.json").read_text())["held_out"]["best"][1] is None
@@ -323,6 +332,20 @@ def test_a_directory_of_another_search_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds a search of other options") as refused:
         Search(tmp_path, job(n_step=5), SPACE, trials=1, at_once=1)
     assert refused.value.facts["different"] == "dqn.n_step"
+
+
+def test_a_search_of_which_nothing_is_known_gives_way_to_one_of_other_options(tmp_path: Path) -> None:
+    failing = Runs()
+    failing.wait = lambda: Ended(1, None, ConfigurationError("a wrong option"))  # type: ignore[method-assign]
+    with (
+        Search(tmp_path, job(double=False), SPACE, trials=2, at_once=1) as made,
+        pytest.raises(ConfigurationError, match="a wrong option"),
+    ):
+        list(made.run(failing))  # type: ignore[arg-type]
+    found = searched(tmp_path, trials=2, at_once=1)
+    assert [trial.state for trial in found.trials] == ["complete"] * 2 and found.algorithm.double
+    with pytest.raises(ConfigurationError, match="holds a search of other options"):
+        Search(tmp_path, job(double=False), SPACE, trials=2, at_once=1)
 
 
 def test_a_directory_in_use_is_refused_and_released(tmp_path: Path) -> None:
