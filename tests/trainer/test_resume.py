@@ -371,7 +371,12 @@ def test_under_torchrun_more_groups_go_on_with_an_empty_replay(
 ) -> None:
     """The part of a group would have no room for the rows of the only one."""
     trainer_of("dqn", tmp_path, {"discipline": "relaxed"}, num_actors=1).learn(total_steps=200)
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "1",
+    }.items():
         monkeypatch.setenv(name, value)
     more = Trainer.resume(tmp_path, "+400")
     assert more.resumed_from[1].endswith("(groups was 1, and each has its part of the replay)")
