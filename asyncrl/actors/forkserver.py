@@ -39,6 +39,9 @@ class ForkServer:
         max_restarts: limit of restarts of a server that died, within a minute.
         ready_seconds: time limit of its imports; then it is killed.
         request_seconds: time limit of a fork or of sending a signal; then it is killed.
+
+    Attributes:
+        killed: whether `kill` was called since the last start.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class ForkServer:
         self._budget = RestartBudget(max_restarts)
         self._life: ServerProcess | None = None
         self._ending = False
+        self.killed = False
         self._replacing: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
 
     @property
@@ -58,7 +62,7 @@ class ForkServer:
     def start(self) -> None:
         """Start the server process and return at once, while it imports; idempotent."""
         if self._life is None:
-            self._ending = False
+            self._ending = self.killed = False
             with descriptors_or_error("The fork server"):
                 self._life = ServerProcess(self._ready_seconds, self._request_seconds)
 
@@ -120,7 +124,7 @@ class ForkServer:
 
         Any thread or signal handler; never blocks. `close` must still be called.
         """
-        self._ending = True
+        self._ending = self.killed = True
         if self._life is not None:
             self._life.hang_up()
 
@@ -137,10 +141,7 @@ class ForkServer:
         while True:
             life = self._life
             if life is None or self._ending:
-                raise ResourceError(
-                    "The fork server is not running, so that no actor can be started.",
-                    fix="call start() first; if it ran, its own output says why it ended",
-                )
+                raise self._not_running()
             if life.lost:
                 await self._replace(life)
                 continue
@@ -150,6 +151,17 @@ class ForkServer:
             except ServerLost:
                 continue
             return life
+
+    def _not_running(self) -> ResourceError:
+        if self.killed:
+            return ResourceError(
+                "The run was killed, and none of its processes can be started.",
+                fix="train again, or go on from the last checkpoint: Trainer.resume(run_dir)",
+            )
+        return ResourceError(
+            "The fork server is not running, so that no actor can be started.",
+            fix="call start() first; if it ran, its own output says why it ended",
+        )
 
     async def _replace(self, life: ServerProcess) -> None:
         """Replace a lost server, once all its processes have ended."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.envs import checks as env_checks
-from asyncrl.errors import SpacesDoNotFit, environment_calls
+from asyncrl.errors import NonFiniteStep, SpacesDoNotFit, environment_calls
 from asyncrl.interfaces import EnvSpec, Leaf
 
 if TYPE_CHECKING:
@@ -117,16 +117,32 @@ class GoalRewards:
         env: environment to close with this object, or None.
 
     Raises:
-        SpacesDoNotFit: the function does not return one reward for each of two goals (ASYNC005).
+        SpacesDoNotFit: the function does not return one real number for each of two goals (ASYNC005).
         EnvironmentRaised: it raised (ASYNC002).
     """
 
     def __init__(self, name: str, goals: Goals, function: GoalReward, env: Any = None) -> None:
         self._name, self.goals, self._function, self._env = name, goals, function, env
-        self(*np.zeros((2, 2, goals.row_bytes), np.uint8))
+        self._compute(*np.zeros((2, 2, goals.row_bytes), np.uint8))  # may be NaN: such goals need not exist
 
     def __call__(self, achieved: NDArray[np.uint8], desired: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Rewards float32 `[n]` of goals given by their bytes `[n, row_bytes]`."""
+        """Rewards float32 `[n]` of goals given by their bytes `[n, row_bytes]`.
+
+        Raises what the constructor raises, and NonFiniteStep for a reward that is NaN or infinite (ASYNC011).
+        """
+        rewards = self._compute(achieved, desired)
+        if not np.isfinite(rewards).all():
+            at = int(np.flatnonzero(~np.isfinite(rewards))[0])
+            pair = {"achieved_goal": achieved, "desired_goal": desired}
+            raise NonFiniteStep(
+                f"compute_reward of {self._name} returned {rewards[at]} for relabelled goals.",
+                facts={name: self.goals.arrays(of[at : at + 1]).tolist() for name, of in pair.items()},
+                fix="return a finite reward for every pair of goals, or give a goal_reward",
+            )
+        return rewards
+
+    def _compute(self, achieved: NDArray[np.uint8], desired: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Rewards, whose shape and type are checked."""
         count = achieved.shape[0]
         goals = self.goals.arrays(achieved), self.goals.arrays(desired)
         facts = {"goals": f"{goals[0].dtype} {list(goals[0].shape)}"}
@@ -143,7 +159,14 @@ class GoalRewards:
                 facts=facts,
                 fix="compute over the last axis (np.linalg.norm(achieved - desired, axis=-1)), or give a goal_reward",
             )
-        return rewards.astype(np.float32)
+        if rewards.dtype.kind not in "biuf":
+            raise SpacesDoNotFit(
+                f"compute_reward of {self._name} must return real numbers, got dtype {rewards.dtype}.",
+                facts=facts,
+                fix="return an array of floats, or give a goal_reward",
+            )
+        with np.errstate(over="ignore"):
+            return rewards.astype(np.float32)
 
     def close(self) -> None:
         """Close the environment that was built for its method."""

@@ -58,6 +58,17 @@ def place_of_process(environ: Mapping[str, str] = os.environ) -> Place | None:
     )
 
 
+def ranks_of_process(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Number of ranks that torchrun has started, this process among them; None if torchrun has not started it.
+
+    Raises what `place_of_process` raises.
+    """
+    if not {"RANK", "WORLD_SIZE"} <= environ.keys():
+        return None
+    place = place_of_process(environ)
+    return 1 if place is None else place.size
+
+
 def _number(environ: Mapping[str, str], name: str, most: int = 1 << 30) -> int:
     text = environ[name]
     if not text.isdecimal() or int(text) > most:

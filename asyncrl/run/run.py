@@ -305,7 +305,8 @@ class Run:
     async def _build_unless_stopped(self, stack: contextlib.AsyncExitStack) -> None:
         """Build, unless `fail` is called, whose error is raised, or `stop`.
 
-        Raises `StoppedWhileStarting` if the run is interrupted, or stopped and not built within `STOP_SECONDS`.
+        Raises `StoppedWhileStarting` if the run is interrupted or killed, or stopped and not built within
+        `STOP_SECONDS`.
         """
         building = asyncio.create_task(self.build(stack), name="build")
         interrupted = asyncio.create_task(self._interrupted.wait(), name="interrupted")
@@ -319,6 +320,10 @@ class Run:
                     "The run was stopped while it started; it leaves no policy.",
                     facts={"after": f"{self.clock.startup_seconds:.1f} s"},
                 )
+            if building.exception() is not None and self._server.killed:
+                raise StoppedWhileStarting(
+                    "The run was killed while it started; it leaves no policy."
+                ) from building.exception()
             building.result()
         finally:
             interrupted.cancel()

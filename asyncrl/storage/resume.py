@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.config import EPISODE_WINDOW, TrainerConfig, with_final_episodes
 from asyncrl.errors import CheckpointError, ConfigurationError
+from asyncrl.groups.place import ranks_of_process
 from asyncrl.options import near_miss, option_help, parse_count
 from asyncrl.protocols import Algorithm
 from asyncrl.storage.checkpoint import (
@@ -208,7 +209,10 @@ def prepare_resumption(
     changes: Mapping[str, Any],
     restore_episodes: bool,
 ) -> tuple[TrainerConfig, Algorithm, Resumption]:
-    """Return the options of the resumed run, and its checkpoint; see `Trainer.resume`."""
+    """Return the options of the resumed run, and its checkpoint; see `Trainer.resume`.
+
+    Under torchrun the number of groups is that of its ranks, unless `changes` have another, which the run refuses.
+    """
     config, algorithm = options_of_run(run, changes)
     groups = config.groups
     path = CheckpointFolder(run / "checkpoints").file(checkpoint)
@@ -220,6 +224,8 @@ def prepare_resumption(
     done = own if damage is not None else own + _of_others(saved, "env_steps")
     total = total_of(total_steps, done)
     more = {} if total is None else {"total_steps": total}
+    if (ranks := ranks_of_process()) is not None:
+        more = {"groups": changes.get("groups", ranks), **more}
     config, algorithm = changed_options(config, algorithm, {**changes, **more})
     if damage is not None:
         raise damage

@@ -91,6 +91,7 @@ class Ranks:
         self._pids: dict[int, int] = {}
         self._errors: dict[int, BaseException] = {}
         self._reason: str | None = None
+        self._killed = False
         self._evaluations = 0 if job.resumed is None else len(job.resumed.run["evaluations"]["return_mean"])
         self._receivers: list[threading.Thread] = []
         self._accepting = threading.Lock()
@@ -107,6 +108,7 @@ class Ranks:
 
     def kill(self) -> None:
         """Kill every rank at once; any thread. Their actors end with them."""
+        self._killed = True  # also the ranks that are still to come
         if self._ended.done():  # the numbers of these processes may be those of others by now
             return
         for pid in list(self._pids.values()):
@@ -221,6 +223,8 @@ class Ranks:
             rank, self._pids[rank] = values[0], values[1]
             self._channels[rank] = channel
             self._errors.pop(rank, None)  # of a process that was started again
+            if self._killed:
+                self.kill()
             if self._reason is not None:
                 channel.send("stop", self._reason)
         elif kind == "url":

@@ -523,6 +523,7 @@ class Trainer(ShownByCard, metaclass=Answering):
 
     def kill(self) -> None:
         """Kill every process of the run at once; any thread, also a signal handler."""
+        self._stop_reason = self._stop_reason or "interrupted"  # a run that is not made yet hears of it
         if self._server is not None:
             self._server.kill()
         if self._run is not None:

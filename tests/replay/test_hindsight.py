@@ -13,7 +13,7 @@ from oracles import slow_stack
 from replay_rig import EPS, Rig, check_against_twin, copy_of, interpret, random_operation, rig
 
 from asyncrl.envs.goals import GoalRewards, Goals, goals_of
-from asyncrl.errors import EnvironmentRaised, SpacesDoNotFit
+from asyncrl.errors import EnvironmentRaised, NonFiniteStep, SpacesDoNotFit
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Batch, DiscreteAction, EnvSpec, Leaf
 from asyncrl.replay import gather, hindsight, tables
 from asyncrl.replay.hindsight import Hindsight
@@ -244,6 +244,23 @@ def test_goals_must_be_two_and_alike() -> None:
     achieved, desired, _ = VALUES.leaves
     for leaves in ((achieved,), (desired,), (achieved, Leaf(desired.path, "values", (4,))), ()):
         assert goals_of(EnvSpec("none", (7,), "float32", DiscreteAction(2), leaves=leaves)) is None
+
+
+@pytest.mark.parametrize("wrong", [np.array(["one", "two"]), np.array([1j, 2])])
+def test_rewards_that_are_no_real_numbers_are_refused(wrong: Any) -> None:
+    goals = goals_of(VALUES)
+    assert goals is not None
+    with pytest.raises(SpacesDoNotFit, match="must return real numbers, got dtype"):
+        GoalRewards("wrong", goals, lambda achieved, desired, info: wrong)
+
+
+def test_a_reward_of_relabelled_goals_that_is_not_finite_is_named() -> None:
+    """It was the learner's divergence. Goals of zeros, which are tried first, need not exist."""
+    goals = goals_of(VALUES)
+    assert goals is not None
+    rewards = GoalRewards("nan", goals, lambda achieved, desired, info: np.array([0.0, np.nan]))
+    with pytest.raises(NonFiniteStep, match="compute_reward of nan returned nan for relabelled goals"):
+        rewards(*np.zeros((2, 2, goals.row_bytes), np.uint8))
 
 
 def test_a_reward_that_is_not_of_a_batch_is_refused() -> None:

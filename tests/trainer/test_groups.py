@@ -246,7 +246,8 @@ def test_ranks_that_do_not_end_after_one_was_lost_are_killed(monkeypatch: pytest
 
 def bare_ranks(**attributes: Any) -> Ranks:
     ranks = object.__new__(Ranks)
-    start: dict[str, Any] = {"_errors": {}, "result": None, "_reason": None, "_channels": {}, "_pids": {}}
+    start: dict[str, Any] = {"_errors": {}, "result": None, "_reason": None, "_killed": False}
+    start |= {"_channels": {}, "_pids": {}}
     for name, value in {**start, **attributes}.items():
         setattr(ranks, name, value)
     return ranks
@@ -288,6 +289,15 @@ def test_nothing_is_killed_after_the_ranks_have_ended(monkeypatch: pytest.Monkey
     ranks.kill()
     ended.set_result([])
     ranks.kill()
+    assert killed == [4711]
+
+
+def test_a_rank_that_comes_after_the_kill_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr("asyncrl.trainer.ranks.os.kill", lambda pid, _: killed.append(pid))
+    ranks = bare_ranks(_ended=concurrent.futures.Future())
+    ranks.kill()
+    ranks._receive(None, ("hello", 0, 4711))  # type: ignore[arg-type]
     assert killed == [4711]
 
 

@@ -353,6 +353,35 @@ def test_more_groups_go_on_with_an_empty_replay(tmp_path: Path) -> None:
     assert more.resumed_from[2].startswith("the replay is filled again")
 
 
+@pytest.mark.parametrize(("before", "ranks"), [(1, 2), (2, 3), (2, 1)])
+def test_under_torchrun_a_run_goes_on_with_as_many_groups_as_there_are_ranks(
+    before: int, ranks: int, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (run / "config.toml").read_text()
+    assert "\ngroups = 1\n" in text
+    (run / "config.toml").write_text(text.replace("\ngroups = 1\n", f"\ngroups = {before}\n"))
+    torchrun = {"RANK": "0", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in torchrun.items():
+        monkeypatch.setenv(name, value)
+    assert Trainer.resume(run, "+400").config.groups == ranks
+
+
+def test_under_torchrun_more_groups_go_on_with_an_empty_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part of a group would have no room for the rows of the only one."""
+    trainer_of("dqn", tmp_path, {"discipline": "relaxed"}, num_actors=1).learn(total_steps=200)
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    more = Trainer.resume(tmp_path, "+400")
+    assert more.resumed_from[1].endswith("(groups was 1, and each has its part of the replay)")
+
+
 def test_actors_whose_grants_were_not_used_up_are_granted_anew(tmp_path: Path) -> None:
     """The learner is starved, so that every actor always has all rows that may be granted ahead."""
     starved: dict[str, Any] = {"discipline": "relaxed", "samples_per_insert": 0.5}

@@ -23,7 +23,13 @@ from waiting import PATIENCE_SECONDS, wait_until
 
 import asyncrl
 from asyncrl import Snapshot, Trainer
-from asyncrl.errors import EnvironmentNotBuilt, FilesNotWritten, StoppedWhileStarting, UnknownEnvironment
+from asyncrl.errors import (
+    EnvironmentNotBuilt,
+    FilesNotWritten,
+    ResourceError,
+    StoppedWhileStarting,
+    UnknownEnvironment,
+)
 from asyncrl.learning.learner import Learner
 from asyncrl.run import evaluate, saving, slow_stop
 from asyncrl.run import run as run_module
@@ -386,6 +392,26 @@ def test_a_stop_while_the_environment_is_probed_ends_the_run(monkeypatch: pytest
     wait_until(lambda: own._run is not None, "the run is made")
     own.stop("interrupted")
     with pytest.raises(StoppedWhileStarting):
+        asyncio.run(own.wait())
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_run_that_is_killed_while_it_starts_says_so(made: bool) -> None:
+    own = trainer(slow)
+    own._start(total_steps=100)
+    if made:
+        wait_until(lambda: own._run is not None, "the run is made")
+    own.kill()
+    with pytest.raises(StoppedWhileStarting, match=r"(killed|stopped) while it started; it leaves no policy"):
+        asyncio.run(own.wait())
+
+
+def test_a_run_that_is_killed_while_it_trains_says_so() -> None:
+    own = trainer()
+    own._start(total_steps=10**9)
+    wait_until(lambda: own.snapshot() is not None and own.snapshot().env_steps > 0, "the first steps")
+    own.kill()
+    with pytest.raises(ResourceError, match="The run was killed"):
         asyncio.run(own.wait())
 
 
