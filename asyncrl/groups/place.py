@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from asyncrl.errors import ConfigurationError
 
+OF_TORCHRUN = frozenset({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+"""Variables that every process of torchrun has."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -42,7 +45,7 @@ def place_of_process(environ: Mapping[str, str] = os.environ) -> Place | None:
     Raises:
         ConfigurationError: a variable is not a whole number in its range.
     """
-    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(environ):
+    if not environ.keys() >= OF_TORCHRUN:
         return None
     size = _number(environ, "WORLD_SIZE")
     if size < 2:
@@ -63,7 +66,7 @@ def ranks_of_process(environ: Mapping[str, str] = os.environ) -> int | None:
 
     Raises what `place_of_process` raises.
     """
-    if not {"RANK", "WORLD_SIZE"} <= environ.keys():
+    if not environ.keys() >= OF_TORCHRUN:
         return None
     place = place_of_process(environ)
     return 1 if place is None else place.size

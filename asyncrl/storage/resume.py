@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.config import EPISODE_WINDOW, TrainerConfig, with_final_episodes
 from asyncrl.errors import CheckpointError, ConfigurationError
-from asyncrl.groups.place import ranks_of_process
 from asyncrl.options import near_miss, option_help, parse_count
 from asyncrl.protocols import Algorithm
 from asyncrl.storage.checkpoint import (
@@ -224,9 +224,7 @@ def prepare_resumption(
     done = own if damage is not None else own + _of_others(saved, "env_steps")
     total = total_of(total_steps, done)
     more = {} if total is None else {"total_steps": total}
-    if (ranks := ranks_of_process()) is not None:
-        more = {"groups": changes.get("groups", ranks), **more}
-    config, algorithm = changed_options(config, algorithm, {**changes, **more})
+    config, algorithm = changed_options(config, algorithm, {**_groups_of_torchrun(), **changes, **more})
     if damage is not None:
         raise damage
     refuse_if_used_up(config, done, meta.train_seconds)
@@ -248,6 +246,16 @@ def prepare_resumption(
             config = dataclasses.replace(config, **dropped)
             resumption = dataclasses.replace(resumption, notes=(*resumption.notes, note))
     return config, algorithm, resumption
+
+
+def _groups_of_torchrun() -> dict[str, Any]:
+    """Number of groups under torchrun, that of its ranks; empty elsewhere."""
+    if "RANK" not in os.environ:  # a run of one group imports nothing of groups
+        return {}
+    from asyncrl.groups.place import ranks_of_process
+
+    ranks = ranks_of_process()
+    return {} if ranks is None else {"groups": ranks}
 
 
 def _damage(path: Path, run: Mapping[str, Any], meta: CheckpointMeta) -> CheckpointError | None:
