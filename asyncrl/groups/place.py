@@ -9,9 +9,6 @@ from dataclasses import dataclass
 
 from asyncrl.errors import ConfigurationError
 
-OF_TORCHRUN = frozenset({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
-"""Variables that every process of torchrun has."""
-
 
 @dataclass(frozen=True)
 class Place:
@@ -45,7 +42,7 @@ def place_of_process(environ: Mapping[str, str] = os.environ) -> Place | None:
     Raises:
         ConfigurationError: a variable is not a whole number in its range.
     """
-    if not environ.keys() >= OF_TORCHRUN:
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(environ):
         return None
     size = _number(environ, "WORLD_SIZE")
     if size < 2:
@@ -62,11 +59,11 @@ def place_of_process(environ: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def ranks_of_process(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Number of ranks that torchrun has started, this process among them; None if torchrun has not started it.
+    """Number of ranks that torchrun has started, this process among them; None if it is not a rank.
 
     Raises what `place_of_process` raises.
     """
-    if not environ.keys() >= OF_TORCHRUN:
+    if "RANK" not in environ:
         return None
     place = place_of_process(environ)
     return 1 if place is None else place.size

@@ -59,18 +59,17 @@ def own_place(config: TrainerConfig) -> Place | None:
     Raises:
         ConfigurationError: `groups` is neither 1 nor the number of ranks.
     """
-    if not {"RANK", "WORLD_SIZE"} & os.environ.keys():
+    if "RANK" not in os.environ:  # a run of one group imports nothing of groups
         return None
-    from asyncrl.groups.place import place_of_process
+    from asyncrl.groups.place import place_of_process, ranks_of_process
 
-    place = place_of_process()
-    ranks = 1 if place is None else place.size
-    if config.groups not in (1, ranks) and "RANK" in os.environ:  # a rank starts no groups
+    ranks = ranks_of_process()
+    if ranks is not None and config.groups not in (1, ranks):  # a rank starts no groups
         raise ConfigurationError(
             f"groups must be how many ranks torchrun started, {ranks}, got {config.groups}",
             fix="leave --groups out under torchrun: every rank is a group",
         )
-    return place
+    return place_of_process()
 
 
 class Alone:
