@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 
-from asyncrl.acting.schedules import ramp, value_at
+from asyncrl.acting.schedules import linear, ramp, value_at
 from asyncrl.algorithms.action_spaces import check_action_space
 from asyncrl.algorithms.hyperparameters import Hyperparameters
 from asyncrl.config import TrainerConfig
@@ -42,8 +42,8 @@ class OffPolicy(Hyperparameters):
     learning_rate_final: Coefficient = 0.0
     """Final learning rate of the linear schedule."""
 
-    learning_rate_updates: Count = 100_000
-    """Updates from the initial to the final learning rate; independent of the run's steps."""
+    learning_rate_updates: Count | None = None
+    """Updates from the initial to the final learning rate; none takes as long as the run's steps."""
 
     batch_size: Count = 64
     """Transitions per update."""
@@ -238,4 +238,6 @@ class OffPolicy(Hyperparameters):
         """Learning rate of the update after `updates` others, at this progress of the run."""
         if callable(self.learning_rate) or self.learning_rate_schedule == "constant":
             return value_at(self.learning_rate, progress)
+        if self.learning_rate_updates is None:
+            return linear(self.learning_rate, self.learning_rate_final, progress)
         return ramp(self.learning_rate, self.learning_rate_final, self.learning_rate_updates, updates)

@@ -141,14 +141,17 @@ def require_steps(job: Job) -> None:
     for name in option_help(type(algorithm)):
         if callable(getattr(algorithm, name)) and config.total_steps is None:
             raise ValueError(f"total_steps must be given where {name} is a function of progress, got None")
-    if config.total_steps is None and algorithm.update_loop != "replay":  # replay's rates count updates
+    if config.total_steps is None:
         _warn_of_schedules(algorithm, config.policy_options)
 
 
 def _warn_of_schedules(algorithm: Algorithm, policy_options: Mapping[str, Mapping[str, Any]]) -> None:
     """Warn of every learning rate that falls over the steps of the run, which has no number of steps (ASYNC048)."""
     for name in ("learning_rate_schedule", "actor_learning_rate_schedule"):
-        kinds = {getattr(algorithm, name, None), *(own.get(name) for own in policy_options.values())}
+        kinds = set()
+        for own in ({}, *policy_options.values()):
+            if own.get("learning_rate_updates", getattr(algorithm, "learning_rate_updates", None)) is None:
+                kinds.add(own.get(name, getattr(algorithm, name, None)))
         for kind in kinds - {None, "constant"}:
             text = (
                 f"[ASYNC048] {name} is {kind} over total_steps, which this run has not: "

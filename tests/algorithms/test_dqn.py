@@ -325,6 +325,17 @@ def test_linear_learning_rate() -> None:
     assert seen == pytest.approx([0.4, 0.4, 0.35, 0.3, 0.25, 0.2, 0.2]), "the rate of the last update"
 
 
+def test_a_linear_learning_rate_without_a_number_of_updates_falls_over_the_run() -> None:
+    core = DQN(learning_rate=0.4, learning_rate_schedule="linear", learning_rate_final=0.2).make_updater(
+        SPEC, "cpu", 0
+    )
+    batch, seen = filled_batch(), []
+    for batch.progress in (0.0, 0.25, 0.5, 1.0):
+        core.update(batch)
+        seen.append(core.metrics()["train/learning_rate"])
+    assert seen == pytest.approx([0.4, 0.35, 0.3, 0.2])
+
+
 def test_linear_learning_rate_reaches_zero_and_stops_learning() -> None:
     core = DQN(learning_rate_schedule="linear", learning_rate_updates=2).make_updater(SPEC, "cpu", 0)
     weights = [written(core)]

@@ -203,7 +203,8 @@ def test_a_function_needs_total_steps() -> None:
         (PPO(learning_rate_schedule="cooldown"), "learning_rate_schedule is cooldown"),
         (IQL(), "actor_learning_rate_schedule is cosine .* actor_learning_rate stays as it begins"),
         (PPO(), None),
-        (DQN(learning_rate_schedule="linear"), None),  # over learning_rate_updates
+        (DQN(learning_rate_schedule="linear"), "learning_rate_schedule is linear"),
+        (DQN(learning_rate_schedule="linear", learning_rate_updates=1_000), None),
     ],
 )
 def test_a_schedule_over_the_steps_warns_without_total_steps(record: Any, says: str | None) -> None:
