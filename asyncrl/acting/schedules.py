@@ -13,6 +13,11 @@ from numpy.typing import NDArray
 
 from asyncrl.options import FunctionOfProgress, Range
 
+COOLDOWN = 0.8
+"""Share of a `cooldown` before the value falls."""
+_FALLS_FROM = {"linear": 0.0, "cooldown": COOLDOWN}
+"""Progress from which a value falls, by schedule."""
+
 
 def linear(start: float, end: float, progress: float) -> float:
     """Value at `progress` of a ramp from `start` (progress <= 0) to `end` (progress >= 1)."""
@@ -23,6 +28,12 @@ def linear(start: float, end: float, progress: float) -> float:
 def ramp(start: float, end: float, steps: int, at: int) -> float:
     """Value at step `at` of a ramp from `start` to `end` over `steps` steps; `end` if `steps` is 0."""
     return linear(start, end, at / steps if steps > 0 else 1.0)
+
+
+def falling(schedule: str, start: float, end: float, progress: float) -> float:
+    """Value at `progress` by a schedule: constant, linear to `end`, or cooldown, which is linear at the end only."""
+    begin = _FALLS_FROM.get(schedule)
+    return start if begin is None else linear(start, end, (progress - begin) / (1.0 - begin))
 
 
 def value_at(number: float | FunctionOfProgress, progress: float) -> float:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 
-from asyncrl.acting.schedules import linear, ramp, value_at
+from asyncrl.acting.schedules import falling, value_at
 from asyncrl.algorithms.action_spaces import check_action_space
 from asyncrl.algorithms.hyperparameters import Hyperparameters
 from asyncrl.config import TrainerConfig
@@ -36,11 +36,12 @@ class OffPolicy(Hyperparameters):
     action_kinds: ClassVar[tuple[type, ...]]
     needs_bounds: ClassVar[bool]
 
-    learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """Schedule of the learning rate: constant, or linear to `learning_rate_final`."""
+    learning_rate_schedule: Literal["constant", "cooldown", "linear"] = "constant"
+    """Schedule of the learning rate: constant, linear to `learning_rate_final`, or cooldown (linear over the last
+    fifth)."""
 
     learning_rate_final: Coefficient = 0.0
-    """Final learning rate of the linear schedule."""
+    """Final learning rate of the schedules linear and cooldown."""
 
     learning_rate_updates: Count | None = None
     """Updates from the initial to the final learning rate; none takes as long as the run's steps."""
@@ -236,8 +237,7 @@ class OffPolicy(Hyperparameters):
 
     def learning_rate_at(self, updates: int, progress: float) -> float:
         """Learning rate of the update after `updates` others, at this progress of the run."""
-        if callable(self.learning_rate) or self.learning_rate_schedule == "constant":
+        if callable(self.learning_rate):
             return value_at(self.learning_rate, progress)
-        if self.learning_rate_updates is None:
-            return linear(self.learning_rate, self.learning_rate_final, progress)
-        return ramp(self.learning_rate, self.learning_rate_final, self.learning_rate_updates, updates)
+        done = progress if self.learning_rate_updates is None else updates / self.learning_rate_updates
+        return falling(self.learning_rate_schedule, self.learning_rate, self.learning_rate_final, done)

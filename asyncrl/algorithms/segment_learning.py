@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from asyncrl.acting.schedules import linear, value_at
+from asyncrl.acting.schedules import falling, value_at
 from asyncrl.algorithms.hyperparameters import Hyperparameters
 from asyncrl.config import TrainerConfig
 from asyncrl.interfaces import BoxAction, EnvSpec, FieldSpec
@@ -33,10 +33,6 @@ and the mean of their returns is 1,728 in place of 1,201; no other environment c
 """
 SHORTEST = 32
 """Shortest segment where `segment_length` is none."""
-COOLDOWN = 0.8
-"""Share of the run's steps before the learning rate falls with the schedule cooldown."""
-_FALLS_FROM = {"linear": 0.0, "cooldown": COOLDOWN}
-"""Progress from which the learning rate falls, by schedule."""
 _LAG = {"relaxed": 0, "lockstep": 1, "synchronous": 0}
 """Least staleness of a segment, in policy versions, after the first iteration, by discipline."""
 
@@ -138,10 +134,9 @@ class SegmentLearning(Hyperparameters):
 
     def learning_rate_at(self, progress: float) -> float:
         """Learning rate of an iteration that begins at this fraction of the run's steps."""
-        start = _FALLS_FROM.get(self.learning_rate_schedule)
-        if callable(self.learning_rate) or start is None:
+        if callable(self.learning_rate):
             return value_at(self.learning_rate, progress)
-        return linear(self.learning_rate, 0.0, (progress - start) / (1.0 - start))
+        return falling(self.learning_rate_schedule, self.learning_rate, 0.0, progress)
 
     def for_run(self, config: TrainerConfig, spec: EnvSpec) -> Self:
         """This record with a value for every option that is left to the run, so that its files show what was chosen.

@@ -325,15 +325,25 @@ def test_linear_learning_rate() -> None:
     assert seen == pytest.approx([0.4, 0.4, 0.35, 0.3, 0.25, 0.2, 0.2]), "the rate of the last update"
 
 
-def test_a_linear_learning_rate_without_a_number_of_updates_falls_over_the_run() -> None:
-    core = DQN(learning_rate=0.4, learning_rate_schedule="linear", learning_rate_final=0.2).make_updater(
-        SPEC, "cpu", 0
-    )
+@pytest.mark.parametrize(
+    ("schedule", "rates"), [("linear", [0.4, 0.35, 0.3, 0.22, 0.2]), ("cooldown", [0.4, 0.4, 0.4, 0.3, 0.2])]
+)
+def test_a_falling_learning_rate_without_a_number_of_updates_falls_over_the_run(
+    schedule: Any, rates: list[float]
+) -> None:
+    record = DQN(learning_rate=0.4, learning_rate_schedule=schedule, learning_rate_final=0.2)
+    core = record.make_updater(SPEC, "cpu", 0)
     batch, seen = filled_batch(), []
-    for batch.progress in (0.0, 0.25, 0.5, 1.0):
+    for batch.progress in (0.0, 0.25, 0.5, 0.9, 1.0):
         core.update(batch)
         seen.append(core.metrics()["train/learning_rate"])
-    assert seen == pytest.approx([0.4, 0.35, 0.3, 0.2])
+    assert seen == pytest.approx(rates)
+
+
+def test_a_cooldown_over_a_number_of_updates_falls_over_the_last_fifth_of_them() -> None:
+    record = DQN(learning_rate=0.4, learning_rate_schedule="cooldown", learning_rate_updates=10)
+    rates = [record.learning_rate_at(updates, 0.0) for updates in (0, 8, 9, 10, 11)]
+    assert rates == pytest.approx([0.4, 0.4, 0.2, 0.0, 0.0])
 
 
 def test_linear_learning_rate_reaches_zero_and_stops_learning() -> None:
