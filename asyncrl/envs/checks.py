@@ -134,8 +134,8 @@ def success_of(info: Any, index: int | None = None) -> int:
             value = info[key] if index is None else info[key][index]
             said = index is None or "_" + key not in info or info["_" + key][index]
             return (SUCCEEDED if value else FAILED) if said else UNKNOWN
-    each = None if index is None else info.get("infos")  # see `asyncrl.envs.vectors`
-    return success_of(each[index]) if isinstance(each, list) else UNKNOWN
+    each = info.get("infos")  # see `asyncrl.envs.vectors`
+    return success_of(each[index]) if isinstance(each, list) and index is not None else UNKNOWN
 
 
 def success_rate(successes: NDArray[np.int8]) -> float | None:
