@@ -239,7 +239,8 @@ def draw_choices(logits, choices, uniform, action, log_prob):  # type: ignore[no
             for j in range(n):
                 total += math.exp(logits[r, first + j] - largest)
             threshold = uniform[r, c] * total
-            chosen, below = 0, math.exp(logits[r, first] - largest)
+            # In float64, as `total`: in float32 the sum may stay below the threshold beyond the last choice allowed.
+            chosen, below = 0, np.float64(math.exp(logits[r, first] - largest))
             while below <= threshold and chosen < n - 1:
                 chosen += 1
                 below += math.exp(logits[r, first + chosen] - largest)

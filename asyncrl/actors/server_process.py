@@ -121,8 +121,13 @@ class ServerProcess:
         """Request a fork; return the child's process id. Raises `ServerLost` or `ForkRefused`."""
         if self.lost:
             raise ServerLost(self.lost)
-        tag = self._ask({"do": "fork", **message}, fds, on_exit)
-        frame = await self._requests.wait_for(tag)
+        answer = self._requests.wait_for(self._ask({"do": "fork", **message}, fds, on_exit))
+        try:
+            frame = await answer
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:  # at the same moment
+                self.signal(answer.result().get("pid", 0), signal.SIGKILL, group=True)
+            raise
         if frame["event"] == "refused":
             raise ForkRefused(frame["why"])
         pid: int = frame["pid"]

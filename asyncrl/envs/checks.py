@@ -127,13 +127,15 @@ SUCCESS_KEYS = ("is_success", "success")
 
 def success_of(info: Any, index: int | None = None) -> int:
     """Success of an episode by the `info` of its last step; of a vector's, of environment `index`."""
-    if isinstance(info, dict):
-        for key in SUCCESS_KEYS:
-            if key in info:
-                value = info[key] if index is None else info[key][index]
-                said = index is None or "_" + key not in info or info["_" + key][index]
-                return (SUCCEEDED if value else FAILED) if said else UNKNOWN
-    return UNKNOWN
+    if not isinstance(info, dict):
+        return UNKNOWN
+    for key in SUCCESS_KEYS:
+        if key in info:
+            value = info[key] if index is None else info[key][index]
+            said = index is None or "_" + key not in info or info["_" + key][index]
+            return (SUCCEEDED if value else FAILED) if said else UNKNOWN
+    each = info.get("infos")  # see `asyncrl.envs.vectors`
+    return success_of(each[index]) if isinstance(each, list) and index is not None else UNKNOWN
 
 
 def success_rate(successes: NDArray[np.int8]) -> float | None:

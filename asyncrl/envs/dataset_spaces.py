@@ -6,6 +6,7 @@ actions in storage form (`interfaces.py`). Packing loses nothing but the precisi
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,7 +72,10 @@ def _named(spec: EnvSpec, what: str) -> str:
 
 
 def _stored(spec: EnvSpec) -> tuple[object, ...]:
-    return spec.observation_dtype, spec.observation_shape, tuple(stored_as(leaf) for leaf in spec.leaves)
+    """The stored observation, without indices of Tuples: a dataset has no text, and the parts behind it move up."""
+    paths = [tuple("" if key.isdigit() else key for key in leaf.path) for leaf in spec.leaves]
+    leaves = [replace(stored_as(leaf), path=path) for leaf, path in zip(spec.leaves, paths, strict=True)]
+    return spec.observation_dtype, spec.observation_shape, tuple(leaves)
 
 
 def _bare(spec: EnvSpec) -> object:
@@ -81,32 +85,31 @@ def _bare(spec: EnvSpec) -> object:
     return spec.action
 
 
-def rows_of_observations(values: Any, spec: EnvSpec) -> NDArray[Any]:
-    """Convert observations of a dataset, a batch of T, to rows `[T, *obs_shape]` in storage dtype.
+def rows_of_observations(values: Any, spec: EnvSpec, space: spaces.Space[Any]) -> NDArray[Any]:
+    """Convert observations of a dataset, a batch of T of `space`, to rows `[T, *obs_shape]` in storage dtype.
 
     Raises:
         ValueError: they do not fit the spec.
     """
     if spec.leaves:
-        return rows_of(values, spec)
+        return rows_of(values, replace(spec, leaves=leaves_of(space) or ()))
     rows: NDArray[Any] = np.asarray(values).astype(spec.observation_dtype, copy=False)
     if rows.shape[1:] != spec.observation_shape:
         raise ValueError(f"observations must have shape [T, *{spec.observation_shape}], got {rows.shape}")
     return rows
 
 
-def observations_of_rows(rows: NDArray[Any], space: spaces.Space[Any], leaves: tuple[Leaf, ...]) -> Any:
+def observations_of_rows(rows: NDArray[Any], space: spaces.Space[Any]) -> Any:
     """Convert rows `[T, *obs_shape]` to a batch of T values of `space`, the inverse of `rows_of_observations`.
 
     Args:
         rows: as they lie in a ring.
         space: of one observation, without text.
-        leaves: those of the environment's spec; empty unless observations are structured.
     """
-    if not leaves:
+    if not isinstance(space, STRUCTURED):
         return rows.astype(space.dtype, copy=False)
     parts, at = {}, 0
-    for leaf in leaves:
+    for leaf in leaves_of(space) or ():
         size = leaf.row_bytes if rows.dtype == np.uint8 else leaf.values
         parts[leaf.path] = _leaf_of_rows(rows[:, at : at + size], leaf)
         at += size

@@ -185,4 +185,8 @@ def goal_rewards(source: EnvSource, spec: EnvSpec, function: GoalReward | None) 
     if function is not None:
         return GoalRewards(spec.name, goals, function)
     env: Any = source.build()
-    return GoalRewards(spec.name, goals, env.get_wrapper_attr("compute_reward"), env)
+    try:
+        return GoalRewards(spec.name, goals, env.get_wrapper_attr("compute_reward"), env)
+    except BaseException:
+        env_checks.close_env(env)
+        raise

@@ -104,10 +104,13 @@ def _made_again(source: EnvSource, env: Any, mode: str) -> gymnasium.Env[Any, An
     """Make the same environment with the render mode, from the spec that gymnasium recorded."""
     import gymnasium
 
-    from asyncrl.envs.packing import PackedObservations, packed
+    from asyncrl.envs.packing import MaskFromMethod, PackedObservations, packed
 
+    own = env
+    while isinstance(own, PackedObservations | MaskFromMethod):  # which `packed` puts around it again
+        own = own.env
     try:
-        spec = (env.env if isinstance(env, PackedObservations) else env).spec
+        spec = own.spec
         if spec is None or hasattr(env, "agents_spec"):
             raise ValueError("it was not made by gymnasium.make")
         again: Any = packed(gymnasium.make(spec, render_mode=mode))

@@ -6,7 +6,8 @@ Usage: `Trainer(make, ..., wrappers=["asyncrl.envs.vectors:SameStep"])`, `--wrap
     SameStep   it is reset by the step that ends it; all environments of the vector must end together
     Disabled   it is reset only by `reset(options={"reset_mask": mask})`
 
-They also give a vector what Gymnasium's API asks for and these vectors lack: batched spaces and an info that is a dict.
+They also give a vector what Gymnasium's API asks for and these vectors lack: batched spaces and an info that is a dict;
+a list of infos, one of each environment, is its `infos`.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ class Disabled(_Declared):
 class SameStep(_Declared):
     """Make NEXT_STEP of a vector that resets in the step that ends its episodes, where these end together.
 
-    The last observations are read from the info, the first ones of the new episodes are returned by the next `step`,
-    which steps nothing. If only some environments had ended, the others would have to step in that row: refused.
+    The last observations and infos are read from the info, the first observations of the new episodes are returned by
+    the next `step`, which steps nothing. If only some environments had ended, the others would have to step in that
+    row: refused.
 
     Raises:
         AutoresetUnknown: only some episodes ended, or the info lacks their last observations (ASYNC018).
@@ -106,6 +108,7 @@ class SameStep(_Declared):
             self._require_all(ended)
             self._first = np.array(obs)
             obs = self._last(info)
+            info = info | _as_dict(info.get("final_info", {}))
         return obs, rewards, terminated, truncated, info
 
     def _require_all(self, ended: NDArray[np.bool_]) -> None:

@@ -169,10 +169,10 @@ def descend(
         last = (first[level] - first[level - 1] if level > 0 else leaves.shape[0] >> BITS) - 1
         for i in range(size):
             group = np.uintp(first[level] + out[i])
-            target = rest[i]
+            target, start = rest[i], out[i] << BITS
             child = count_at_most(group_at(nodes, first[level] + out[i], BEFORE), target) - 1
-            rest[i] = target - nodes[group, BEFORE, np.uintp(child)]
-            out[i] = min((out[i] << BITS) + child, last)
+            out[i] = min(start + child, last)
+            rest[i] = target - nodes[group, BEFORE, np.uintp(out[i] - start)]
             if level > 0:
                 prefetch(group_at(nodes, first[level - 1] + out[i], BEFORE))
             else:

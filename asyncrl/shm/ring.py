@@ -39,6 +39,7 @@ from asyncrl.shm.ring_layout import (
     HEARTBEAT_NS,
     INCARNATION,
     INFERENCE_NS,
+    LOGGING,
     PUBLISHED,
     RUNNING,
     STARTING,
@@ -198,14 +199,18 @@ class RingWriter(RingEnd):
 
     def log_successes(self, successes: NDArray[np.int8]) -> None:
         """Log whether the episodes succeeded that `record_episode` logs next, in order."""
-        first = int(self.header[EPISODES])
-        self.episode_success[np.arange(first, first + len(successes)) & (EPISODE_LOG - 1)] = successes
+        self.episode_success[self._next_entries(len(successes))] = successes
 
     def log_games(self, games: NDArray[np.int64]) -> None:
         """Log the games `[n, 2]` of the episodes that `record_agents_episode` logs next, in order."""
         assert self.episode_game is not None, "the ring has frozen streams"
-        first = int(self.header[EPISODES])
-        self.episode_game[np.arange(first, first + len(games)) & (EPISODE_LOG - 1)] = games
+        self.episode_game[self._next_entries(len(games))] = games
+
+    def _next_entries(self, count: int) -> NDArray[np.int64]:
+        """Entries of the log of the next `count` episodes; readers learn before that they are overwritten."""
+        store_word(self.header, LOGGING, int(self.header[EPISODES]) + count)
+        first = load_word_last(self.header, EPISODES)  # its fence orders the store before the entries
+        return np.arange(first, first + count) & (EPISODE_LOG - 1)
 
     def heartbeat(self, now_ns: int | None = None) -> None:
         """Store the time of a heartbeat, `time.monotonic_ns()` if not given."""
@@ -352,8 +357,9 @@ class RingReader(RingEnd):
         indices = np.arange(max(count, episodes - EPISODE_LOG), episodes)
         slots = indices & (EPISODE_LOG - 1)
         read = [log[slots] for log in logs]
-        # Entry i is overwritten while EPISODES is still i + EPISODE_LOG: hence ">", not ">=".
-        intact = indices + EPISODE_LOG > load_word_last(self.header, EPISODES)
+        # Entry i is overwritten while EPISODES is still i + EPISODE_LOG, by successes and games even before.
+        begun = max(load_word_last(self.header, EPISODES) + 1, load_word(self.header, LOGGING))
+        intact = indices + EPISODE_LOG >= begun
         return episodes, *(values[intact] for values in read)
 
     def statistics(self) -> RingStatistics:

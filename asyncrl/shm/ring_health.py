@@ -29,6 +29,7 @@ from asyncrl.shm.ring_layout import (
     GRANTED,
     INCARNATION,
     INFERENCE_NS,
+    LOGGING,
     PUBLISHED,
     STARTING,
     STATE,
@@ -67,13 +68,14 @@ def fault_of(
     if not between[0] <= granted <= between[1]:
         return f"granted is {granted}, and {between[1]} rows were granted"
     # What the grant bounds is read before the grant: rows that are granted meanwhile may be written meanwhile.
-    counts = (STEPS, EPISODES, PUBLISHED, TIMED_ROWS)
-    steps, episodes, published, timed = (int(header[word]) for word in counts)
+    counts = (STEPS, EPISODES, LOGGING, PUBLISHED, TIMED_ROWS)
+    steps, episodes, logging, published, timed = (int(header[word]) for word in counts)
     most = load_word_last(header, GRANTED)
     ranges = (
         ("published", published, max(0, granted - num_slots), most),
         ("steps", steps, 0, most * num_envs),
         ("episodes", episodes, 0, most * num_envs),
+        ("episodes logged", logging, 0, most * num_envs),
         ("state", int(header[STATE]), 0, len(STATES) - 1),
         ("current environment", int(header[CURRENT_ENV]), -1, num_envs - 1),
         ("nanoseconds waited", int(header[WAIT_NS]), 0, time.monotonic_ns()),

@@ -29,6 +29,8 @@ STATE = 5
 INCARNATION = 6
 EXPLORATION = 7
 """Exploration rate in millionths."""
+LOGGING = 8
+"""Episodes whose successes or games are in the log, or are written there now; EPISODES counts them afterwards."""
 CURRENT_ENV = 9
 """Environment that the actor is resetting or stepping, -1 between rows; shows progress within a row."""
 INFERENCE_NS, ENV_NS, WRITE_NS, TIMED_ROWS = 10, 11, 12, 13

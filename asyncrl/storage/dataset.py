@@ -174,7 +174,7 @@ class DatasetWriter:
         terminations, truncations = np.zeros((2, len(episode.reward)), np.bool_)
         (terminations if episode.terminated else truncations)[-1] = True
         columns: dict[str, Any] = {
-            "observations": observations_of_rows(episode.obs, self._space, self._spec.leaves),
+            "observations": observations_of_rows(episode.obs, self._space),
             "actions": episode.action,
             "rewards": episode.reward,
             "terminations": terminations,
@@ -272,17 +272,20 @@ def read_dataset(path: str, spec: EnvSpec, ahead: int) -> tuple[Segment, RingRea
     try:
         # An error's traceback would keep the generator, and with it the file, open.
         with contextlib.closing(_episodes(storage, path)) as episodes:
-            return segment, _filled(RingReader(segment, layout), episodes, ahead, path)
+            ring, space = RingReader(segment, layout), storage.observation_space
+            return segment, _filled(ring, episodes, space, ahead, path)
     except BaseException:
         segment.close()
         raise
 
 
-def _filled(ring: RingReader, episodes: Iterator[dict[str, Any]], ahead: int, path: str) -> RingReader:
-    """Write all episodes, and `ahead` RESET rows, into a new ring, and publish them."""
+def _filled(
+    ring: RingReader, episodes: Iterator[dict[str, Any]], space: Any, ahead: int, path: str
+) -> RingReader:
+    """Write all episodes, with observations of `space`, and `ahead` RESET rows, into a new ring, and publish them."""
     end = 0
     for episode in episodes:
-        end = _put(ring, end, episode, path)
+        end = _put(ring, end, episode, space, path)
     ring.flags[0, end : end + ahead] = RESET
     steps = int(np.count_nonzero(ring.flags[0, :end] & RESET == 0))
     begin_at(ring, RingPosition(end + ahead, end + ahead, steps, 0, 0))
@@ -296,14 +299,14 @@ def _episodes(storage: Any, path: str) -> Generator[dict[str, Any], None, None]:
         raise _unreadable(path, error) from error
 
 
-def _put(ring: RingReader, first: int, episode: dict[str, Any], path: str) -> int:
+def _put(ring: RingReader, first: int, episode: dict[str, Any], space: Any, path: str) -> int:
     """Write an episode of T steps to the T + 1 rows from `first` on; returns the position after them."""
     reward, spec = np.asarray(episode["rewards"], np.float32), ring.layout.spec
     steps = len(reward)
     if steps == 0:
         return first
     try:
-        obs = rows_of_observations(episode["observations"], spec)
+        obs = rows_of_observations(episode["observations"], spec, space)
         action = stored_actions(episode["actions"], spec)
         if (len(obs), len(action)) != (steps + 1, steps):
             raise ValueError(

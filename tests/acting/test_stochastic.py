@@ -24,6 +24,7 @@ from asyncrl.acting.kernels import (
 from asyncrl.acting.network import OBSERVATION_CLIP
 from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy, extra_fields_of
 from asyncrl.acting.trained_policy import TrainedPolicy
+from asyncrl.envs.observations import FORBIDDEN
 from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 from asyncrl.protocols import Policy
 
@@ -186,6 +187,16 @@ def test_a_draw_on_the_very_border_takes_the_next_choice() -> None:
     logits = np.array([[1, 1], [-3e38, 1]], np.float32)
     draw_choices(logits, np.array([2]), np.array([[0.5], [0.0]]), action, log_prob)
     assert action[:, 0].tolist() == [1, 1]
+
+
+def test_a_forbidden_choice_behind_the_allowed_ones_is_never_drawn() -> None:
+    """The sum up to the last allowed one rounded to float32 may lie below the largest draws."""
+    logits = np.random.default_rng(0).normal(0, 3, (1000, 8)).astype(np.float32)
+    logits[:, 5:] = FORBIDDEN
+    action, log_prob = np.zeros((1000, 1), np.int64), np.zeros(1000, np.float32)
+    for below_one in (1 - 2**-53, 1 - 2**-30, 1 - 2**-24):
+        draw_choices(logits, np.array([8]), np.full((1000, 1), below_one), action, log_prob)
+        assert action.max() == 4 and log_prob.min() > -100
 
 
 def test_extreme_logits_stay_finite_and_legal() -> None:

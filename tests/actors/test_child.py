@@ -14,7 +14,7 @@ from waiting import PATIENCE_SECONDS
 from asyncrl.actors.child import Child
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.frames import send_frame
-from asyncrl.actors.server_process import ChildExit, ServerLost
+from asyncrl.actors.server_process import ChildExit, ServerLost, ServerProcess
 
 
 class Server:
@@ -88,3 +88,27 @@ def test_a_process_of_a_lost_server_is_not_heard() -> None:
         await child.end()
 
     asyncio.run(story())
+
+
+def test_a_process_forked_at_the_moment_of_a_cancellation_is_killed() -> None:
+    """The answer has come, and its caller is cancelled before it runs: nobody would end the process."""
+
+    class Ended(ServerProcess):
+        command = ("-c", "")
+        killed = 0
+
+        def signal(self, pid: int, number: int, group: bool) -> None:
+            assert (number, group) == (signal.SIGKILL, True)
+            self.killed = pid
+
+    async def story(server: Ended) -> None:
+        forking = asyncio.create_task(server.fork({}, [], lambda _: None))
+        await asyncio.sleep(0)
+        server._on_frame({"event": "forked", "tag": 0, "pid": 7})
+        forking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await forking
+        assert forking.cancelled() and server.killed == 7
+
+    with contextlib.closing(Ended(1.0, 1.0)) as server:
+        asyncio.run(story(server))

@@ -26,6 +26,7 @@ from asyncrl.envs.checks import (
     success_rate,
 )
 from asyncrl.envs.source import EnvSource
+from asyncrl.envs.vectors import NextStep, SameStep
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailbox
 
 
@@ -53,7 +54,29 @@ def vector() -> Any:
     return gymnasium.vector.SyncVectorEnv([Third, Third], autoreset_mode=mode)
 
 
-@pytest.mark.parametrize("make", [Third, lambda: Third("success"), vector])
+def vector_of_the_same_step() -> Any:
+    mode = gymnasium.vector.AutoresetMode.SAME_STEP
+    return SameStep(gymnasium.vector.SyncVectorEnv([Third, Third], autoreset_mode=mode))
+
+
+class Listed(gymnasium.vector.VectorWrapper[Any, Any, Any]):
+    """A vector with a list of infos, as SuperSuit's."""
+
+    def step(self, actions: Any) -> Any:
+        *result, info = super().step(actions)
+        return *result, [{key: info[key][i] for key in info if key[0] != "_"} for i in range(2)]
+
+
+MAKERS = [
+    Third,
+    lambda: Third("success"),
+    vector,
+    vector_of_the_same_step,
+    lambda: NextStep(Listed(vector())),
+]
+
+
+@pytest.mark.parametrize("make", MAKERS)
 def test_the_log_has_the_success_of_every_episode(make: Callable[[], Any]) -> None:
     source = EnvSource.from_user(make)
     built: Any = source.build()

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fakes
 import gymnasium
@@ -591,6 +591,26 @@ def test_structured_environment_of_a_factory_is_made_again_to_render() -> None:
     env: Any = build_rendering(source, "rgb_array")
     obs, _ = env.reset(seed=0)
     assert obs.shape == (16,) and env.render().ndim == 3
+    env.close()
+
+
+def test_an_environment_with_a_method_of_masks_is_made_again_to_render() -> None:
+    class Masked(gymnasium.Env[Any, Any]):
+        metadata: ClassVar = {"render_modes": ["rgb_array"]}
+
+        def __init__(self, render_mode: str | None = None) -> None:
+            self.render_mode, self.action_space = render_mode, Discrete(3)
+            self.observation_space = Box(0, 1, (2,), np.float32)
+
+        def action_masks(self) -> Any:
+            return np.array([True, False, True])
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return np.zeros(2, np.float32), {}
+
+    spec = gymnasium.envs.registration.EnvSpec("Masked-v0", Masked, disable_env_checker=True)
+    env: Any = build_rendering(EnvSource.from_user(lambda: gymnasium.make(spec)), "rgb_array")
+    assert env.render_mode == "rgb_array" and env.reset()[0].tolist() == [1, 0, 1, 0, 0]
     env.close()
 
 

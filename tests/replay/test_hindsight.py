@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from oracles import slow_stack
 from replay_rig import EPS, Rig, check_against_twin, copy_of, interpret, random_operation, rig
 
-from asyncrl.envs.goals import GoalRewards, Goals, goals_of
+from asyncrl.envs.goals import GoalRewards, Goals, goal_rewards, goals_of
 from asyncrl.errors import EnvironmentRaised, NonFiniteStep, SpacesDoNotFit
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Batch, DiscreteAction, EnvSpec, Leaf
 from asyncrl.replay import gather, hindsight, tables
@@ -270,6 +271,23 @@ def test_a_reward_that_is_not_of_a_batch_is_refused() -> None:
         GoalRewards("one", goals, lambda achieved, desired, info: -1.0)
     with pytest.raises(EnvironmentRaised, match="compute_reward of reads raised TypeError for 2 goals"):
         GoalRewards("reads", goals, lambda achieved, desired, info: info["crashed"])
+
+
+def test_an_environment_whose_rewards_are_refused_is_closed() -> None:
+    class Environment:
+        closed = False
+
+        def get_wrapper_attr(self, name: str) -> Any:
+            return lambda achieved, desired, info: -1.0
+
+        def close(self) -> None:
+            self.closed = True
+
+    env = Environment()
+    source: Any = SimpleNamespace(build=lambda: env)
+    with pytest.raises(SpacesDoNotFit, match="must return a reward per goal"):
+        goal_rewards(source, VALUES, None)
+    assert env.closed
 
 
 def line_of_goals(r: Rig, rewards: list[float]) -> None:

@@ -101,13 +101,16 @@ def test_rounding_at_the_right_edge_never_leaves_the_weights() -> None:
         assert out.max() < 5000
 
 
-@pytest.mark.parametrize("capacity", [1001, 4096, 5000])
-def test_a_target_beyond_the_total_falls_to_the_last_nonzero_leaf(capacity: int) -> None:
+@pytest.mark.parametrize("leaves", [(17, 1000), (1000, 1002)])
+@pytest.mark.parametrize("capacity", [1003, 4096, 5000])
+def test_a_target_beyond_the_total_falls_to_the_last_nonzero_leaf(
+    capacity: int, leaves: tuple[int, int]
+) -> None:
     tree = SumTree(capacity)
-    tree.set(np.array([17, 1000]), np.array([1.0, 3.0]))
+    tree.set(np.array(leaves), np.array([1.0, 3.0]))
     out = np.empty(1, np.int64)
     tree.sample(np.array([1.0]), out)  # not in [0, 1): what rounding can make of it
-    assert out[0] == 1000
+    assert out[0] == leaves[1]
 
 
 @pytest.mark.parametrize("batch", [1, 32, 1000])

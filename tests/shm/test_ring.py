@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from shm_processes import COUNTING, first_bad_row, rows_of, write_observation, write_row
 
+from asyncrl.envs.checks import SUCCEEDED
 from asyncrl.errors import RingCorrupt
 from asyncrl.interfaces import DiscreteAction, EnvSpec, FieldSpec
 from asyncrl.shm import Doorbell, DoorbellWriter, RingLayout, RingReader, RingWriter, Segment, ring_health
@@ -23,6 +24,7 @@ from asyncrl.shm.ring_layout import (
     GRANTED,
     HEADER_WORDS,
     HEARTBEAT_NS,
+    LOGGING,
     PUBLISHED,
     RUNNING,
     STATE,
@@ -182,6 +184,7 @@ def test_positions_that_cannot_be_are_reported(ring, published, granted):
         (STEPS, -1),
         (STEPS, 1 << 40),
         (EPISODES, 1 << 62),
+        (LOGGING, 1 << 62),
         (CURRENT_ENV, LAYOUT.num_envs),
         (WAIT_NS, -5),
         (GRANTED, 9),
@@ -404,6 +407,22 @@ def test_a_reader_that_comes_late_gets_the_newest_episodes(ring):
     assert count == EPISODE_LOG + 100
     # The oldest entry is left out: the actor may be overwriting it at this moment.
     assert returns.tolist() == lengths.tolist() == list(range(101, EPISODE_LOG + 100))
+
+
+def test_successes_that_are_logged_before_their_episodes_are_counted_are_not_those_of_older_ones(ring):
+    """The successes of all episodes that end in a row are logged first, over entries that are still in the log."""
+    writer, reader = ring
+    reader.header[GRANTED] = EPISODE_LOG
+    for i in range(EPISODE_LOG):
+        record(writer, i, i)
+    writer.log_successes(np.full(3, SUCCEEDED, np.int8))
+    count, returns, _, successes = reader.episodes_since(0)
+    assert count == EPISODE_LOG and returns.tolist() == list(range(3, EPISODE_LOG))
+    assert (successes != SUCCEEDED).all()
+    for i in range(3):
+        record(writer, EPISODE_LOG + i, 1)
+    count, returns, _, successes = reader.episodes_since(count)
+    assert count == EPISODE_LOG + 3 and len(returns) == 3 and (successes == SUCCEEDED).all()
 
 
 # ---- the kernels as plain Python -----------------------------------------------------------------

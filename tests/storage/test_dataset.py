@@ -81,6 +81,30 @@ def test_every_step_is_in_the_ring(walk: Path) -> None:
         del ring
 
 
+class Talk(Walk):
+    """The same in a Tuple behind a text, which a dataset does not have."""
+
+    observation_space = spaces.Tuple([spaces.Text(5), *Walk.observation_space.values()])  # type: ignore[assignment]
+
+    def seen(self) -> Any:
+        return "yes", *super().seen().values()
+
+
+def test_a_tuple_with_text_is_read_as_it_was_written(tmp_path: Path) -> None:
+    def act(obs: Any, rng: np.random.Generator) -> Any:
+        return np.zeros((1, 2), np.float32)
+
+    folder = write_dataset(
+        tmp_path / "talk", Talk, act, steps=5, stored=lambda obs: packed(Talk())._packed(obs)
+    )
+    segment, ring = read_dataset(str(folder), describe(EnvSource.from_user(Talk)), ahead=1)
+    with segment:
+        cells = ring.obs[0, :7, 2:].argmax(axis=1)
+        assert ring.obs[0, :7, :2].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [1, 3]]
+        assert cells.tolist() == [0, 1, 2, 0, 1, 2, 3]
+        ring.close()
+
+
 def test_a_dataset_is_found_by_folder_data_and_name(walk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(walk.parent))
     for name in (str(walk), str(walk / "data"), "walk"):
