@@ -183,7 +183,8 @@ class QPolicy(NetworkPolicy):
         if self.support is None:
             mean: NDArray[np.float32] = atoms.mean(axis=2)
             return mean
-        weights = np.exp(atoms - atoms.max(axis=2, keepdims=True))
+        with np.errstate(under="ignore"):  # an environment may have NumPy raise
+            weights = np.exp(atoms - atoms.max(axis=2, keepdims=True))
         expected: NDArray[np.float32] = (weights @ self.support) / weights.sum(axis=2)
         return expected
 

@@ -291,7 +291,8 @@ class Actor:
         finite_obs = not self._obs_may_be_non_finite or _all_finite(obs)
         if finite_obs and self._rewards.dot(self._rewards) < _SQUARE_FITS_FLOAT32:
             return
-        rewards = self._rewards.astype(np.float32)
+        with np.errstate(over="ignore"):  # it is told below; an environment may have NumPy raise
+            rewards = self._rewards.astype(np.float32)
         if finite_obs and np.isfinite(rewards).all():
             return
         what, values = ("observation", obs) if not finite_obs else ("reward", rewards)

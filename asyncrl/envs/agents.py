@@ -330,8 +330,9 @@ class AgentsEnv:
         for key in self._keys:
             if key not in observations or key not in rewards:
                 return False
-            if terminated.get(key, True) or truncated.get(key, True):
-                return False
+            for ended in (terminated.get(key, True), truncated.get(key, True)):
+                if ended is not False and ended is not np.False_:  # also what is no flag
+                    return False
         return True
 
     def _end_some(
@@ -357,6 +358,7 @@ class AgentsEnv:
                 raise self._broken(
                     "step", f"agent {key} acted, and {_missing(key, rewards, terminated)}"
                 ) from error
+            self._require_flags(key, *ends)
             # An agent that has left without a flag was cut off from outside.
             flags = (TERMINATED if ends[0] else 0) | (TRUNCATED if ends[1] else 0) or (
                 0 if stays[n] else TRUNCATED
@@ -371,6 +373,15 @@ class AgentsEnv:
         self._whole, self.over = bool(self.live.all()), not self.live.any()
         self.flagged = bool(self.flags.any())
         return row
+
+    def _require_flags(self, key: Any, terminated: Any, truncated: Any) -> None:
+        """Raise `ParallelAPIBroken` unless both flags of an agent are bools: in Python "False" is true, and NaN is."""
+        for what, value in (("termination", terminated), ("truncation", truncated)):
+            is_flag = type(value) is bool or (
+                np.size(value) == 1 and env_checks.is_real(value) and value == value
+            )
+            if not is_flag:
+                raise self._broken("step", f"the {what} of agent {key} is {value!r}, and must be a bool")
 
     def state(self) -> NDArray[np.float32]:
         """Present state of the environment, `[state_values]`, a new array; after a step that ended it the final one.
@@ -498,7 +509,11 @@ class SharedForm:
                 facts={"agent": agent, "call": call},
                 fix="return what the agent's observation_space says",
             ) from error
-        row: NDArray[Any] = self.packing(obs)
+        try:
+            row: NDArray[Any] = self.packing(obs)
+        except (ObservationOffSpace, NonFiniteStep) as error:
+            error.facts = {"environment": self._name, "agent": agent, "call": call, **error.facts}
+            raise
         return row
 
     def _shared_spaces(

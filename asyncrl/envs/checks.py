@@ -126,14 +126,21 @@ SUCCESS_KEYS = ("is_success", "success")
 
 
 def success_of(info: Any, index: int | None = None) -> int:
-    """Success of an episode by the `info` of its last step; of a vector's, of environment `index`."""
+    """Success of an episode by the `info` of its last step; of a vector's, of environment `index`.
+
+    UNKNOWN where the value is not one number or bool: an environment may use the key for something else.
+    """
     if not isinstance(info, dict):
         return UNKNOWN
     for key in SUCCESS_KEYS:
         if key in info:
-            value = info[key] if index is None else info[key][index]
-            said = index is None or "_" + key not in info or info["_" + key][index]
-            return (SUCCEEDED if value else FAILED) if said else UNKNOWN
+            try:
+                value = info[key] if index is None else info[key][index]
+                said = index is None or "_" + key not in info or info["_" + key][index]
+            except (LookupError, TypeError):  # not one value for each environment
+                return UNKNOWN
+            one = isinstance(value, bool | int | float) or getattr(value, "shape", None) in ((), (1,))
+            return UNKNOWN if not (one and said) or value != value else SUCCEEDED if value else FAILED
     each = info.get("infos")  # see `asyncrl.envs.vectors`
     return success_of(each[index]) if isinstance(each, list) and index is not None else UNKNOWN
 

@@ -30,7 +30,7 @@ def policy_to_begin_with(path: str | Path, algorithm: Algorithm, spec: EnvSpec) 
     for name in ours:
         if theirs[name] != ours[name]:
             before, now = _texts(theirs[name], ours[name])
-            own = name in ("networks", "weights") and now
+            own = name in ("networks", "weights", "action values") and now
             raise CheckpointError(
                 f"the policy of init_from has other {name} than this run",
                 facts={
@@ -105,7 +105,7 @@ def _texts(theirs: Any, ours: Any) -> tuple[str, str]:
 
 
 def _shape(policy: Any, spec: EnvSpec) -> dict[str, Any]:
-    """Properties that must agree: spaces, names of several policies, kind and shape of the network."""
+    """Properties that must agree: spaces, names of several policies, kind and shape of the network, its outputs."""
     layout: Any = getattr(policy, "layout", None)
     names = [own.name for own in spec.policies]
     if names:
@@ -116,4 +116,14 @@ def _shape(policy: Any, spec: EnvSpec) -> dict[str, Any]:
         "actions": spec.action,
         "networks": (type(policy).__name__, layout),
         "weights": policy.weight_count,
+        "action values": ", ".join(_action_values(part) for part in getattr(policy, "parts", (policy,))),
     }
+
+
+def _action_values(policy: Any) -> str:
+    """What a network's outputs are, if they are action values: networks of one shape may have learned others."""
+    if not isinstance(policy, QPolicy):
+        return "none"
+    if (support := policy.support) is not None:
+        return f"probabilities of returns from {support[0]:g} to {support[-1]:g}"
+    return "rescaled returns" if policy.rescaled else "returns"

@@ -17,6 +17,7 @@ from asyncrl.protocols import Algorithm
 
 TASK = "it says what is learned"
 NETWORK = "the checkpoint's weights have its shape"
+VALUES = "the checkpoint's action values are in its unit"
 STATISTICS = "the checkpoint's statistics belong to it"
 ROWS = "the positions in the experience rings count by it"
 OPTIMISER = "the checkpoint's optimiser counts the steps of its parts by it"
@@ -58,8 +59,9 @@ FIXED = {
     "num_quantiles": NETWORK,
     "num_critics": NETWORK,
     "squashed": NETWORK,
-    "v_min": NETWORK,
-    "v_max": NETWORK,
+    "v_min": VALUES,
+    "v_max": VALUES,
+    "value_rescaling": VALUES,
     "value_epochs": OPTIMISER,
     "normalize_observations": STATISTICS,
     "normalize_rewards": STATISTICS,

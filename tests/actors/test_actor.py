@@ -327,7 +327,7 @@ def test_reward_beyond_float32_is_refused(benches: list[Bench]) -> None:
     bench.mailbox.publish(np.ones(3, np.float32))
     bench.reader.grant(2)
     with (
-        np.errstate(over="ignore"),
+        np.errstate(all="raise"),
         pytest.raises(NonFiniteStep, match=r"returned a reward that is NaN or inf"),
     ):
         actor.step()

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from actors_rig import run_episodes
 from fakes import RandomPolicy
 from several_agents import Parallel, Tuples
@@ -116,6 +117,29 @@ def test_an_environment_that_does_not_say_has_no_success_rate() -> None:
     assert success_of({"success": np.array([True, False]), "_success": np.array([False, True])}, 0) == UNKNOWN
     assert success_of(None) == UNKNOWN
     player.close()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.array([True, False]), [True, False], {"task": True}, "no", None, np.nan, np.float32("nan"), object()],
+    ids=str,
+)
+def test_a_success_that_is_not_one_number_is_unknown(value: Any) -> None:
+    """Such as one for each task of an episode, whose truth NumPy does not say."""
+    assert success_of({"success": value}) == UNKNOWN
+    several = np.empty(2, object)
+    several[0] = value
+    assert success_of({"success": several}, 0) == UNKNOWN
+
+
+def test_the_success_of_a_vector_that_is_not_one_for_each_environment_is_unknown() -> None:
+    assert [success_of({"success": value}, 1) for value in (True, [True], {"a": [True]})] == [UNKNOWN] * 3
+
+
+@pytest.mark.parametrize("kind", [bool, int, float, np.bool_, np.int8, np.float32, np.array, torch.tensor])
+def test_one_number_of_any_kind_says_whether_an_episode_succeeded(kind: Callable[[Any], Any]) -> None:
+    assert [success_of({"is_success": kind(value)}) for value in (True, False)] == [SUCCEEDED, FAILED]
+    assert success_of({"is_success": np.array([True])}) == SUCCEEDED
 
 
 class Shares(Parallel):

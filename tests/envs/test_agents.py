@@ -24,7 +24,7 @@ from asyncrl.errors import (
     ParallelAPIBroken,
     SpacesDoNotFit,
 )
-from asyncrl.interfaces import Agent, DiscreteAction, EnvSpec
+from asyncrl.interfaces import TERMINATED, Agent, DiscreteAction, EnvSpec
 
 
 def source_of(env: Any, **options: Any) -> EnvSource:
@@ -356,6 +356,18 @@ def without(position: int, name: str) -> Any:
     return with_step(change)
 
 
+def flagged(position: int, value: Any) -> Any:
+    def change(self: Any, returned: list[Any]) -> Any:
+        returned[position]["green"] = value
+        return tuple(returned)
+
+    return with_step(change)
+
+
+def short_and_masked(self: Any, name: str, action: int) -> Any:
+    return {"observation": np.zeros(2, np.float32), **self.info(name)}
+
+
 def anew(self: Any, returned: list[Any]) -> Any:
     if self.steps == 1:
         returned[2]["red"] = True
@@ -386,7 +398,16 @@ def never_ends(self: Any, returned: list[Any]) -> Any:
         (without(3, "green"), ParallelAPIBroken, "agent green acted, and has no truncation"),
         (broken(reward_of=lambda *_: None), ParallelAPIBroken, "the rewards are .*None.* must be a number"),
         (broken(reward_of=lambda *_: [1.0, 2.0]), ParallelAPIBroken, "must be a number for each agent"),
+        (flagged(2, "False"), ParallelAPIBroken, "the termination of agent green is 'False', and must be a"),
+        (flagged(2, None), ParallelAPIBroken, "the termination of agent green is None"),
+        (flagged(3, np.nan), ParallelAPIBroken, "the truncation of agent green is nan"),
+        (flagged(3, np.ones(2)), ParallelAPIBroken, "the truncation of agent green is array"),
         (broken(observe=lambda *_: np.zeros(3)), ObservationOffSpace, "agent red is off its space"),
+        (
+            type("BrokenDict", (MaskedByKey,), {"observe": short_and_masked}),
+            ObservationOffSpace,
+            r"(?s)observation must have shape \(4,\), got \(2,\).*agent: red",
+        ),
         (
             broken(reset=lambda self, seed=None, options=None: ({}, {})),
             ParallelAPIBroken,
@@ -399,6 +420,15 @@ def never_ends(self: Any, returned: list[Any]) -> Any:
 def test_what_cannot_be_trained_says_why(env: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         describe(source_of(env))
+
+
+def test_flags_of_other_kinds_are_taken() -> None:
+    """NumPy's, numbers, and arrays of one element."""
+    for one in (np.True_, 1, np.float32(1), np.array([True])):
+        env = built(flagged(2, one))
+        env.reset(seed=0)
+        env.step([0, 0, 0])
+        assert env.flags.tolist() == [0, TERMINATED, 0]
 
 
 def test_an_agent_that_begins_within_an_episode_is_refused() -> None:

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from several_agents import Parallel
 
-from asyncrl import A2C, DDPG, DQN, PPO, SAC, TD3, Trainer, load
+from asyncrl import A2C, C51, DDPG, DQN, PPO, QRDQN, R2D2, SAC, TD3, Trainer, load
 from asyncrl.algorithms.agent_policies import make_updater
 from asyncrl.algorithms.normalization import RewardScale
 from asyncrl.envs.source import EnvSource, describe
@@ -189,6 +189,44 @@ def test_the_error_says_what_differs_in_plain_words(kept: Path) -> None:
         "ppo on CartPole-v1",
     )
     assert raised.value.fix.startswith("begin with a policy of this algorithm")
+
+
+SMALL_NET: dict[str, Any] = {"hidden_sizes": (4,)}
+NOISY: dict[str, Any] = {**SMALL_NET, "noisy": True}
+R2D2_NET: dict[str, Any] = {**SMALL_NET, "recurrent_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("trained", "begun", "theirs", "ours"),
+    [
+        (
+            QRDQN(**NOISY, num_quantiles=5),
+            C51(**NOISY, num_atoms=5),
+            "returns",
+            "probabilities of returns from -10 to 10",
+        ),
+        (
+            C51(**SMALL_NET, v_max=5.0),
+            C51(**SMALL_NET),
+            "probabilities of returns from -10 to 5",
+            "probabilities of returns from -10 to 10",
+        ),
+        (R2D2(**R2D2_NET), R2D2(**R2D2_NET, value_rescaling=False), "rescaled returns", "returns"),
+    ],
+    ids=("quantiles-as-logits", "support", "rescaling"),
+)
+def test_a_network_of_the_same_shape_whose_outputs_are_others_is_refused(
+    trained: Any, begun: Any, theirs: str, ours: str, kept: Path, tmp_path: Path
+) -> None:
+    spec = load(kept).meta.spec
+    meta = CheckpointMeta(env="x", algo=trained.name, spec=spec, options=option_values(trained), env_steps=5)
+    weights = weights_of(make_updater(trained, spec, "cpu", 0))
+    file = PortablePolicy(trained, weights, meta, EnvSource.from_user("CartPole-v1")).save(tmp_path / "p")
+    assert policy_to_begin_with(file, trained, spec).meta.algo == trained.name
+    with pytest.raises(CheckpointError, match="other action values than this run") as raised:
+        policy_to_begin_with(file, begun, spec)
+    assert str(raised.value.facts["policy"]).endswith(f": {theirs}")
+    assert str(raised.value.facts["run"]).endswith(f": {ours}")
 
 
 def test_a_missing_one_is_named(tmp_path: Path) -> None:

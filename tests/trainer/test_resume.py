@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from resume_rig import stop_after, trainer_of
 
-from asyncrl import DQN, IMPALA, PPO, PQN, QMIX, SAC, Trainer
+from asyncrl import DQN, IMPALA, PPO, PQN, QMIX, R2D2, SAC, Trainer
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import CheckpointError, ConfigurationError, SpacesDoNotFit
 from asyncrl.run.grouped import Alone
@@ -290,6 +290,7 @@ def test_options_that_may_not_change_are_refused_by_name_and_values(run: Path) -
         (TrainerConfig(env="CartPole-v1", algo="ppo"), PPO(), {"initial_log_std": -1.0}),
         (TrainerConfig(env="Pendulum-v1", algo="sac"), SAC(), {"ent_coef_initial": 0.1}),
         (TrainerConfig(env="CartPole-v1", algo="dqn", demonstrations="x"), DQN(), {"prioritized": False}),
+        (TrainerConfig(env="CartPole-v1", algo="r2d2"), R2D2(), {"value_rescaling": False}),
     ):
         with pytest.raises(ConfigurationError, match=f"{next(iter(value))} may not change"):
             changed_options(before, after, value)
