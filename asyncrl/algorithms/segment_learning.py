@@ -78,7 +78,8 @@ class SegmentLearning(Hyperparameters):
     """Epsilon of Adam."""
 
     segment_length: Count | None = None
-    """Steps of each environment in a segment; none: 1,024 (real-valued actions 2,048) / streams, at least 32."""
+    """Steps of each environment in a segment; none: as many as make a batch of 1,024 steps (real-valued actions
+    2,048), at least 32."""
 
     segments_per_batch: Count | None = None
     """Segments of one batch; none takes as many as there are actors."""
