@@ -60,7 +60,7 @@ class TrainerConfig:
     """Append the agent's index to its observation, one-hot, where several agents share a policy."""
 
     pad_spaces: bool = False
-    """Pad vectors and discrete actions of agents, where those of agents that share a policy differ."""
+    """Pad vectors and discrete actions where they differ among the agents that share a policy."""
 
     policies: Mapping[str, str] = field(default_factory=dict)
     """Several policies of the agents, name:pattern; agents whose whole name matches the pattern share the policy."""
@@ -103,7 +103,7 @@ class TrainerConfig:
     """Share of a batch that is drawn from `demonstrations`; RLPD takes half."""
 
     total_steps: Count | None = None
-    """Stop after this many environment steps of all actors (rounded up to whole batches)."""
+    """Stop after this many environment steps of all actors (rounded up to whole batches); none sets no limit."""
 
     max_seconds: Positive | None = None
     """Stop after this many seconds of training; evaluation pauses do not count."""
@@ -121,8 +121,8 @@ class TrainerConfig:
     """Episodes per regular evaluation."""
 
     target_eval_episodes: Count | None = TARGET_EPISODES
-    """Episodes of the evaluation that confirms `target_return`, while training pauses, and of the final one; none,
-    which is set where `eval_episodes` alone is given, takes 100 and at the end without a target `eval_episodes`."""
+    """Episodes of the evaluation that confirms `target_return`, while training pauses, and of the final one. None
+    means 100, or `eval_episodes` for the final one without a target; it is set where `eval_episodes` alone is given."""
 
     eval_env: Text | None = None
     """Environment of evaluations, an id or the name of a factory; none takes that of training."""
@@ -131,13 +131,13 @@ class TrainerConfig:
     """File with the pickled factory or spec of `eval_env`, as `env_file`."""
 
     eval_env_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the constructor in evaluations; without `eval_env` over `env_kwargs`."""
+    """Keyword arguments of the constructor in evaluations; without `eval_env` they are added to `env_kwargs`."""
 
     eval_levels: Mapping[str, Any] = field(default_factory=dict)
     """Levels of evaluations, name:{key:value} with keyword arguments of each; the evaluation is the mean over them."""
 
     eval_deterministic: bool = True
-    """Greedy actions in evaluations; without, actions are drawn as at the end of training."""
+    """Greedy actions in evaluations; otherwise actions are drawn as at the end of training."""
 
     eval_film: bool = False
     """Film the first episode of the newest evaluation, in a process of its own; needs imageio-ffmpeg."""

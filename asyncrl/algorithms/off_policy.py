@@ -54,7 +54,7 @@ class OffPolicy(Hyperparameters):
 
     reward_scale: Positive | None = None
     """Factor on rewards; action values, supports and entropies are in scaled units. None: 1, or where the first rewards
-    have a mean size below 0.01 or from 10 on, the power of ten that brings it near 1 (1 in a group of learners)."""
+    have a mean size below 0.01 or at least 10, the power of ten that brings it near 1 (1 in a group of learners)."""
 
     n_step: Annotated[int, Range(at_least=1, at_most=LONGEST_N_STEP)] = 1
     """Steps of the n-step return."""
@@ -81,7 +81,8 @@ class OffPolicy(Hyperparameters):
     """Function `(achieved, desired, info)` from batches of goals to rewards; none: the environment's compute_reward."""
 
     replay_capacity: Count | None = None
-    """Environment steps of all actors in the replay; none: the run's, 100,000 to a million, fewer large ones."""
+    """Environment steps of all actors in the replay; none: `total_steps`, but at least 100,000, and at most a million
+    or what 512 MiB of observations hold."""
 
     learning_starts: Count = 1_000
     """Environment steps over all actors before the first update."""
@@ -131,7 +132,7 @@ class OffPolicy(Hyperparameters):
     """Matrix products: highest (float32), medium (TF32 on a GPU, bfloat16 with AMX), or bfloat16 (autocast)."""
 
     cuda_graph: bool | None = None
-    """On a GPU, run an update as one CUDA graph, which saves kernel launches; none: unless `network` is given."""
+    """On a GPU, run an update as one CUDA graph, which saves kernel launches; none: yes, unless `network` is given."""
 
     replay_device: Literal["cpu", "auto", "cuda"] = "cpu"
     """Device that gathers batches of images; cuda keeps a copy of the replay there, auto does so if it fits."""

@@ -58,7 +58,7 @@ class Offline(Hyperparameters):
     """Matrix products: highest (float32), medium (TF32 on a GPU, bfloat16 with AMX), or bfloat16 (autocast)."""
 
     cuda_graph: bool | None = None
-    """On a GPU, run an update as one CUDA graph, which saves kernel launches; none: unless `network` is given."""
+    """On a GPU, run an update as one CUDA graph, which saves kernel launches; none: yes, unless `network` is given."""
 
     def for_run(self, config: TrainerConfig, spec: EnvSpec) -> Self:
         """This record with `normalize_observations` chosen where it is left to the run: as inputs bytes saturate."""

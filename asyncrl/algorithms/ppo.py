@@ -147,7 +147,7 @@ class PPO(OnPolicy):
     """Largest importance weight of the decoupled loss."""
 
     cuda_graph: bool | None = None
-    """On a GPU, run a gradient step as one CUDA graph, which saves kernel launches; none: unless `network` is given."""
+    """On a GPU, run a gradient step as one CUDA graph, which saves launches; none: yes, unless `network` is given."""
 
     @property
     def static_steps(self) -> bool:

@@ -115,7 +115,7 @@ class PQN(SegmentLearning):
     """Loss weight for a staleness of s: none, power ((1 + s)^-rate) or exponential (exp(-rate s))."""
 
     cuda_graph: bool | None = None
-    """On a GPU, run a gradient step as one CUDA graph, which saves kernel launches; none: unless `network` is given."""
+    """On a GPU, run a gradient step as one CUDA graph, which saves launches; none: yes, unless `network` is given."""
 
     @property
     def static_steps(self) -> bool:

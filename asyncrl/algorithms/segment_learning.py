@@ -57,15 +57,15 @@ class SegmentLearning(Hyperparameters):
     """Epochs over the segments of a batch."""
 
     max_grad_norm: Positive | None = 0.5
-    """Maximum gradient norm, over all that a gradient step moves; none disables clipping."""
+    """Maximum gradient norm, over all parameters; none disables clipping."""
 
     normalize_observations: bool | None = None
     """Normalise observations by their running mean and standard deviation, and clip them to +-10; none: where they are
     bytes from 0 to 255 that are no image or grid."""
 
     normalize_rewards: bool = False
-    """Divide rewards by the running standard deviation of the discounted return, and clip them to +-10. Off, rewards
-    whose first mean size is below 0.01 or from 10 on are scaled once, by the power of ten that brings it near 1."""
+    """Divide rewards by the running standard deviation of the discounted return, and clip them to +-10. If off,
+    rewards whose first mean size is below 0.01 or at least 10 are scaled by the power of ten that brings it near 1."""
 
     hidden_sizes: Widths = (64, 64)
     """Widths of the policy's hidden layers."""
@@ -74,7 +74,8 @@ class SegmentLearning(Hyperparameters):
     """Epsilon of Adam."""
 
     segment_length: Count | None = None
-    """Steps of each environment in a segment; none: 1,024 (real-valued actions 2,048) / streams, at least 32."""
+    """Steps of each environment in a segment; none: as many as make a batch of 1,024 steps (real-valued actions
+    2,048), at least 32."""
 
     segments_per_batch: Count | None = None
     """Segments of one batch; none takes as many as there are actors."""

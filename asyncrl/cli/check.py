@@ -29,7 +29,7 @@ def make_parser() -> Parser:
     parser.add_argument("ENV", help="CartPole-v1, package:Env-v0 or module:Class")
     add_flags(parser, TrainerConfig, only=OPTIONS, brief=True)
     parser.add_argument(
-        "--seconds", type=finite_number, default=2.0, metavar="X", help="how long to step it (2)"
+        "--seconds", type=finite_number, default=2.0, metavar="X", help="seconds of steps (2)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

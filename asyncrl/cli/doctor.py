@@ -25,7 +25,7 @@ def make_parser() -> Parser:
         "Say what is wrong with a run, which option to change, and what shows it.",
     )
     parser.add_argument("RUN", help="directory of a run, finished or not")
-    parser.add_argument("--all", action="store_true", help="every finding, not the most serious alone")
+    parser.add_argument("--all", action="store_true", help="every finding, not only the most serious one")
     parser.add_argument("--json", action="store_true", help="print every finding as one JSON array")
     return parser
 

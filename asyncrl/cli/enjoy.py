@@ -36,7 +36,7 @@ class EnjoyOptions:
     """Episodes to play."""
 
     deterministic: bool = True
-    """Greedy actions; without, actions are drawn as at the end of training."""
+    """Greedy actions; otherwise actions are drawn as at the end of training."""
 
     fps: Positive | None = None
     """Frames per second of the video; none means the environment's own."""
@@ -57,8 +57,8 @@ def make_parser() -> Parser:
     """Flags of `asyncrl enjoy`."""
     return PolicyParser(
         "enjoy RUN [options]",
-        "Show episodes with the policy of a run, in a window or as a video. A run of a pickled "
-        "environment or network runs the code in its files: enjoy the runs of people whom you trust.",
+        "Show episodes with the policy of a run, in a window or as a video. The environment and "
+        "the network of a run may be pickles, which run code: use only runs of people whom you trust.",
         EnjoyOptions,
     )
 

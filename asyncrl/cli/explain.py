@@ -68,10 +68,10 @@ def explain(name: str) -> tuple[str, bool]:
     other = other_names().get(option)
     if other is None:
         return _metric(name) if "/" in name else (_unknown(name, option), False)
-    said = f"{option} is the name of another library" + (f": {other.note}" if other.note else "")
+    said = f"{option} is a name of other libraries" + (f": {other.note}" if other.note else "")
     found = [_explanation(ours, where) for ours in other.ours if (where := _owners(ours))]
     if other.ours:
-        said = said.replace(" library", f" library; asyncrl calls it {' or '.join(other.ours)}", 1)
+        said = said.replace(" libraries", f" libraries; asyncrl calls it {' or '.join(other.ours)}", 1)
     return "\n\n".join([textwrap.fill(said, WIDTH, break_on_hyphens=False), *found]), True
 
 

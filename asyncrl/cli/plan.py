@@ -62,11 +62,11 @@ def make_parser(algorithm: str | None = None) -> Parser:
     parser.add_argument("ENV", help="CartPole-v1, package:Env-v0 or module:Class")
     add_flags(parser, TrainerConfig, only=OPTIONS, brief=True)
     parser.add_argument(
-        "--seconds", type=finite_number, default=3.0, metavar="X", help="each measurement (3)"
+        "--seconds", type=finite_number, default=3.0, metavar="X", help="seconds of each measurement (3)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--cores", type=int, metavar="N", help="most actors times threads (the cores of this machine)"
+        "--cores", type=int, metavar="N", help="maximum of actors times threads (the cores of this machine)"
     )
     parser.add_argument(
         "--env-threads",

@@ -44,7 +44,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--out", metavar="FILE", help="write a .png, .svg or .pdf (needs matplotlib) or an .html page"
     )
-    parser.add_argument("--x", choices=("steps", "seconds"), default="steps", help="the axis (steps)")
+    parser.add_argument("--x", choices=("steps", "seconds"), default="steps", help="horizontal axis (steps)")
     parser.add_argument("--metric", metavar="NAME", help="a name in metrics.jsonl, such as train/loss")
     parser.add_argument(
         "--line", choices=("mean", "iqm"), default="mean", help="mean or interquartile mean (mean)"

@@ -15,7 +15,7 @@ def make_parser() -> Parser:
     parser = Parser(
         "presets [ENV or ALGO]",
         "List the settings that are tuned for an environment, and the greedy return that they reached.",
-        epilog="`asyncrl train ENV --algo ALGO` takes them; a flag goes before them.",
+        epilog="`asyncrl train ENV --algo ALGO` takes them; flags override them.",
     )
     parser.add_argument("NAME", nargs="?", help="an environment or an algorithm; prints the settings too")
     return parser

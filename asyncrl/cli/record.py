@@ -56,8 +56,8 @@ def make_parser() -> Parser:
     """Flags of `asyncrl record`."""
     return PolicyParser(
         "record RUN --out DIR [options]",
-        "Write the steps of a policy as a dataset, which Minari loads. A run of a pickled environment or network "
-        "runs the code in its files: record the runs of people whom you trust.",
+        "Write the steps of a policy as a dataset, which Minari loads. The environment and the network of a "
+        "run may be pickles, which run code: use only runs of people whom you trust.",
         RecordOptions,
     )
 

@@ -27,7 +27,9 @@ def make_parser() -> Parser:
     )
     parser.add_argument("RUN", help="directory of the run, or the process id that `asyncrl ls` shows")
     wait = functools.partial(finite_number, or_zero=True)
-    parser.add_argument("--wait", type=wait, metavar="SECONDS", default=60.0, help="for its end (60)")
+    parser.add_argument(
+        "--wait", type=wait, metavar="SECONDS", default=60.0, help="how long to wait for its end (60)"
+    )
     return parser
 
 

@@ -55,16 +55,16 @@ def make_parser(algorithms: Sequence[str] | None = None) -> Parser:
     names = list(ALGORITHMS) if algorithms is None else list(algorithms)
     parser = Parser(
         "tune ENV --algo ALGO --trials N [options]",
-        "Search options of an algorithm that are better than those that `asyncrl train` takes, and compare both on "
-        "seeds that chose nothing. The same command goes on with a search that was interrupted.",
+        "Search for better options of an algorithm than those that `asyncrl train` takes, and compare both on "
+        "new seeds. The same command continues a search that was interrupted.",
         epilog="An option that is given, as --ppo.gamma 0.9, is not searched.",
         add_help=False,
         answer=lambda flag: answer(flag, names[0] if len(names) == 1 else None),
     )
     group = parser.add_argument_group("search")
-    group.add_argument("--trials", type=count, default=50, metavar="N", help="Trials in the end (50)")
+    group.add_argument("--trials", type=count, default=50, metavar="N", help="Trials in all (50)")
     group.add_argument(
-        "--max-seconds", type=finite_number, metavar="X", help="Begin no further trial after so many seconds"
+        "--max-seconds", type=finite_number, metavar="X", help="Begin no trial after this many seconds"
     )
     group.add_argument("--space", metavar="FILE", help="TOML file of the search space; see docs/search.md")
     group.add_argument(

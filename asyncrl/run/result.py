@@ -72,7 +72,7 @@ class TrainResult:
 
     def __repr__(self) -> str:
         figures = (f"{label} {value}" for label, value in self._figures().items() if label != "files")
-        return f"TrainResult({self.stop_reason!r}: {'; '.join(figures)})"
+        return f"TrainResult(ended by {self.stop_reason}; {'; '.join(figures)})"
 
     def _repr_html_(self) -> str:
         summary = self.summary

@@ -136,7 +136,7 @@ RULES = (
     Rule(
         "failed",
         lambda e: e.state == "failed",
-        "The run failed; that comes before all questions of learning.",
+        "The run failed; mend that first.",
         "",
         "",
         "{error_line}",
@@ -152,7 +152,7 @@ RULES = (
     Rule(
         "values run off",
         _values_run_off,
-        "Action values are outside of what rewards and discount allow: they feed on themselves.",
+        "Action values are outside of what rewards and discount allow: bootstrapping amplifies their errors.",
         "learning_rate",
         "a third of {options[learning_rate]}",
         "mean action value {q_mean:,.1f}, possible are {value_low:,.1f} to {value_high:,.1f}",
@@ -253,7 +253,7 @@ RULES = (
         lambda e: e.on_policy and _long_without_success(e),
         "The return has not risen in steps that suffice where this kind of algorithm learns.",
         "algo",
-        "dqn for discrete actions, sac for real-valued ones; docs/algorithms/README.md shows what learned where",
+        "dqn for discrete actions, crossq for real-valued ones (images: sac); docs/algorithms/README.md shows returns",
         "first return {first:,.1f}, best {best:,.1f} of {evaluations} evaluations in {steps:,} steps",
     ),
     Rule(

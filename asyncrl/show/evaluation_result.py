@@ -10,7 +10,7 @@ BY_NAME = ("agent_returns", "policy_returns", "level_returns")
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Result of greedy episodes with one set of weights.
+    """Result of the episodes of an evaluation, with one set of weights.
 
     Attributes:
         return_mean, return_std: mean and population standard deviation of the undiscounted episode returns; of several

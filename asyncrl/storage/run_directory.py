@@ -1,4 +1,4 @@
-"""Directory of a run: its lock, its small files and the record of its machine. See README, "A run's directory".
+"""Directory of a run: its lock, its small files and the record of its machine; docs/watching.md lists all files.
 
 Every file is written atomically (temporary file, rename), so that a reader never sees a partial file. A run without a
 directory has a `RunDirectory` that writes nothing.

@@ -114,7 +114,7 @@ def train_seeds(
         env: see `Trainer`.
         algorithm: see `Trainer`.
         seeds: the seeds, or how many, counted from the option `seed`.
-        at_once: number of runs at a time; None takes as many as there are cores for their actors and learners.
+        at_once: number of runs at a time; None takes as many as the cores allow, for their actors and learners.
         options: of `Trainer`; the run of seed 3 lies in `<run_dir>/s3`.
 
     Raises:

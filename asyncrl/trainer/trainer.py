@@ -253,15 +253,17 @@ class Trainer(ShownByCard, metaclass=Answering):
         progress: Literal["auto"] | bool = "auto",
         **unknown: Never,
     ) -> TrainResult:
-        """Train until a stopping rule holds; blocks. The first Ctrl-C stops the run and is raised, the second kills it.
+        """Train until the first limit is reached, then evaluate and return the result; blocks.
 
-        So do SIGTERM and SIGHUP, unless the program handles or ignores them; they then end it by SystemExit with the
-        code 128 + their number. The result of an interrupted run is in `self.result`.
+        Without a limit, here or among the trainer's options, the run goes on until it is stopped. The first Ctrl-C
+        stops it and is raised, the second kills it. So do SIGTERM and SIGHUP, unless the program handles or ignores
+        them; they then end it by SystemExit with the code 128 + their number. The result of an interrupted run is in
+        `self.result`.
 
         Args:
-            total_steps: environment steps over all actors.
-            max_seconds: seconds of training.
-            target_return: mean return of a confirmed evaluation.
+            total_steps: stop after this many environment steps over all actors, rounded up to whole batches.
+            max_seconds: stop after this many seconds of training.
+            target_return: stop when the mean return of a confirmed evaluation reaches this.
             on_snapshot: called with every snapshot, on the run's thread; an exception in it does not end the run.
             callbacks: objects with methods of `Callback`, called on the run's thread; one that raises ends the run.
             progress: `"auto"` shows the screen of `asyncrl train` if standard output is a terminal, otherwise a line on

@@ -34,15 +34,15 @@ def tune(  # type: ignore[misc]  # `run_dir` and `max_seconds` are those of the 
     max_seconds: float | None = None,
     **options: Unpack[RunOptions],
 ) -> Searched:
-    """Search options of an algorithm that are better than the given record; blocks.
+    """Search for options of an algorithm that are better than those of the given record; blocks.
 
     Args:
         env: see `Trainer`.
         algorithm: the record to beat, or an algorithm's name for its preset for the environment, else its defaults.
-        trials: number of trials; the same call with more goes on.
+        trials: number of trials; the same call with a higher number continues the search.
         run_dir: directory of the search and of its runs.
         space: file of the search space, None for the package's of the algorithm.
-        at_once: number of runs at a time; None takes as many as there are cores for.
+        at_once: number of runs at a time; None takes as many as the cores allow.
         held_out_seeds: seeds of the comparison at the end.
         max_seconds: seconds after which no further trial is begun; it changes nothing else.
         options: of `Trainer`; `total_steps` of a trial is that of the space if it is not given.

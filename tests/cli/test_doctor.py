@@ -219,7 +219,7 @@ def test_of_the_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     run = make(tmp_path / "x", algo, different)
     assert main(["doctor", str(run.path)]) == 0
     assert capsys.readouterr().out == (
-        "Action values are outside of what rewards and discount allow: they feed on themselves.\n"
+        "Action values are outside of what rewards and discount allow: bootstrapping amplifies their errors.\n"
         "  change    --dqn.learning-rate to a third of 0.001\n"
         "  evidence  mean action value 3,500.0, possible are 0.0 to 100.0\n"
     )

@@ -63,10 +63,10 @@ def test_of_one_algorithm_and_of_a_run() -> None:
 def test_a_name_of_another_library() -> None:
     text, known = explain("buffer_size")
     assert known
-    assert text.startswith("buffer_size is the name of another library; asyncrl calls it replay_capacity\n\n")
+    assert text.startswith("buffer_size is a name of other libraries; asyncrl calls it replay_capacity\n\n")
     assert "replay_capacity: option of c51" in text
     assert explain("use_sde") == (
-        "use_sde is the name of another library: there is no state-dependent exploration",
+        "use_sde is a name of other libraries: there is no state-dependent exploration",
         True,
     )
 

@@ -36,7 +36,7 @@ def result() -> TrainResult:
 
 def test_a_result_is_one_line_and_a_card(result: TrainResult) -> None:
     text, html = repr(result), result._repr_html_()
-    assert text.startswith("TrainResult('total_steps': final return ") and "\n" not in text
+    assert text.startswith("TrainResult(ended by total_steps; final return ") and "\n" not in text
     assert result.evaluation is not None and result.best is not None
     for part in (f"{result.evaluation.return_mean:,.1f}", f"{result.best.return_mean:,.1f}", "updates"):
         assert part in text and part in html
