@@ -114,7 +114,7 @@ class OffPolicy(Hyperparameters):
     """Polyak coefficient of the target network."""
 
     hidden_sizes: Widths = (64, 64)
-    """Widths of the hidden layers."""
+    """Widths of a perceptron's hidden layers; a convolutional network has its own."""
 
     normalize_observations: bool | None = None
     """Normalise observations by running mean and deviation, clipped to +-10; none: where goals are relabelled, and for

@@ -84,7 +84,7 @@ class OnPolicyUpdate(Stateful):
     def _make_nets(self, config: Any, spec: EnvSpec, device: str, seed: int) -> SegmentNetworks:
         """Networks of an actor-critic; its record is an `OnPolicy`."""
         layout = config.layout(spec)
-        shared = config.shared_trunk and SharedTrunkActorCritic.takes(layout, config.value_hidden_sizes)
+        shared = config.shared_trunk and SharedTrunkActorCritic.takes(layout)
         networks = SharedTrunkActorCritic if config.cell is not None or shared else ActorCritic
         return networks(config, spec, device, seed)
 
