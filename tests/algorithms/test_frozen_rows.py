@@ -56,3 +56,20 @@ def test_nothing_is_learned_from_the_rows_of_opponents(name: str) -> None:
         ) == 0
         results.append(after)
     np.testing.assert_array_equal(results[0], results[1])
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS, "pqn"])
+def test_a_gradient_step_without_trained_rows_moves_nothing(name: str) -> None:
+    """Adam's momentum would: minibatches of whole streams may be those of opponents alone."""
+    algorithm = record(name.partition("-")[0], **ALGORITHMS.get(name, {}))
+    core = algorithm.make_updater(SPECS["discrete"], "cpu", 0)
+    segments = [
+        acted(algorithm, SPECS["discrete"], weights_of(core), seed=ring, ring=ring) for ring in (0, 1)
+    ]
+    iterate(core, segments)
+    learned, samples = weights_of(core), core.samples
+    for segment in segments:
+        segment.flags[:] |= FROZEN
+    iterate(core, segments)
+    np.testing.assert_array_equal(weights_of(core), learned)
+    assert core.samples == samples
