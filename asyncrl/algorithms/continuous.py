@@ -120,7 +120,7 @@ class ContinuousActor(OffPolicy):
     hidden_sizes: tuple[int, ...] = (128, 128)
 
     max_grad_norm: Positive | None = None
-    """Maximum norm of the actor's gradient, and of the critics'; none disables clipping."""
+    """Maximum norm of the actor's gradient, of the critics' and of a temperature's; none disables clipping."""
 
     actor_learning_rate: Rate | None = None
     """Learning rate of the actor, with the same schedule, or a function; none takes `learning_rate`."""

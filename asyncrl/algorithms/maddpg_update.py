@@ -48,6 +48,9 @@ class MADDPGUpdate(ReplayUpdate):
         spec, device: see `ReplayUpdate`.
         seed: seed of the initial weights, which are the same on every device, and of the noise, which is not.
         loss: function of `(q, next_q, batch)`, `[B, N]` each.
+
+    Attributes:
+        movable: `[d]`, 0 for action values of an empty range, which are staged as 0, else 1; None for discrete actions.
     """
 
     config: Any
@@ -70,6 +73,9 @@ class MADDPGUpdate(ReplayUpdate):
         self._loss, self.discrete = loss, not isinstance(spec.action, BoxAction)
         self.state_values, self.state_statistics = of_state(config, spec)
         self.scaling = scaling(spec.action) if isinstance(spec.action, BoxAction) else None
+        self.movable: Tensor | None = None
+        if self.scaling is not None:
+            self.movable = torch.from_numpy(self.scaling[1] > 0).to(self.device, torch.float32)
         with torch.no_grad():
             self._make_networks(seed)
         (own,) = np.random.SeedSequence(seed).spawn(1)
@@ -180,8 +186,8 @@ class MADDPGUpdate(ReplayUpdate):
 
     def _actions(self, out: Tensor, mask: Tensor | None, noise: Tensor) -> Tensor:
         """Actions `[B N, d]` of the policy's outputs; of discrete ones a draw."""
-        if not self.discrete:
-            return out.tanh()
+        if self.movable is not None:
+            return out.tanh() * self.movable
         logits = out if mask is None else out.masked_fill(~mask, -1e9)
         return gumbel_softmax(logits, self.draw(noise), self.config.temperature)
 

@@ -116,7 +116,7 @@ class OffPolicy(Hyperparameters):
     """Polyak coefficient of the target network."""
 
     hidden_sizes: Widths = (64, 64)
-    """Widths of the hidden layers."""
+    """Widths of a perceptron's hidden layers; a convolutional network has its own."""
 
     normalize_observations: bool | None = None
     """Normalise observations by running mean and deviation, clipped to +-10; none: where goals are relabelled, and for
@@ -142,16 +142,19 @@ class OffPolicy(Hyperparameters):
         if self.discipline == "lockstep" and self.samples_per_insert is None:
             raise ValueError("samples_per_insert must be a number with discipline='lockstep', got None")
         self._require_device_options()
-        if self.n_sampled_goal not in ("auto", 0) and self.update_loop != "replay":
-            raise ValueError(
-                f"n_sampled_goal must be 0 for {_SAMPLES[self.update_loop]}, which have one goal, "
-                f"got {self.n_sampled_goal}"
-            )
+        if self.update_loop != "replay":
+            self._require_one_goal(_SAMPLES[self.update_loop])
         for name in ("learning_starts", "batch_size"):
             if self.replay_capacity is not None and (value := getattr(self, name)) > self.replay_capacity:
                 raise ValueError(
                     f"{name} must be at most replay_capacity ({self.replay_capacity}), got {value}"
                 )
+
+    def _require_one_goal(self, samples: str) -> None:
+        """Raise ValueError for options that relabel the goals of `samples`."""
+        for name, none, off in (("n_sampled_goal", "0", ("auto", 0)), ("goal_reward", "none", (None,))):
+            if (value := getattr(self, name)) not in off:
+                raise ValueError(f"{name} must be {none} for {samples}, which have one goal, got {value}")
 
     def _require_device_options(self) -> None:
         """Raise ValueError if the options of devices and precision contradict others."""

@@ -42,7 +42,7 @@ class Offline(Hyperparameters):
     """Transitions per update."""
 
     hidden_sizes: Widths = (256, 256)
-    """Widths of the hidden layers."""
+    """Widths of a perceptron's hidden layers; a convolutional network has its own."""
 
     normalize_observations: bool | None = None
     """Normalise observations by mean and standard deviation of the dataset, and clip them to +-10; none: where they are

@@ -61,13 +61,13 @@ class OnPolicy(SegmentLearning):
     """Coefficient of the penalty for mean actions beyond the bounds, squared, in units of half the action range."""
 
     value_hidden_sizes: Widths | None = None
-    """Widths of the value network's hidden layers; none takes the policy's."""
+    """Widths of the value network's hidden layers, if it is a perceptron; none takes the policy's."""
 
     shared_trunk: bool = True
     """For images, share all layers of the convolutional network between policy and value but the last."""
 
     activation: Literal["tanh", "relu"] = "tanh"
-    """Activation after every hidden layer."""
+    """Activation after every hidden layer of a perceptron; convolutional networks have ReLU."""
 
     squashed: bool = False
     """Squash real-valued actions into their bounds by tanh, instead of clipping them there."""

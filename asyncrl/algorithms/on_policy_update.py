@@ -84,7 +84,7 @@ class OnPolicyUpdate(Stateful):
     def _make_nets(self, config: Any, spec: EnvSpec, device: str, seed: int) -> SegmentNetworks:
         """Networks of an actor-critic; its record is an `OnPolicy`."""
         layout = config.layout(spec)
-        shared = config.shared_trunk and SharedTrunkActorCritic.takes(layout, config.value_hidden_sizes)
+        shared = config.shared_trunk and SharedTrunkActorCritic.takes(layout)
         networks = SharedTrunkActorCritic if config.cell is not None or shared else ActorCritic
         return networks(config, spec, device, seed)
 
@@ -162,6 +162,9 @@ class OnPolicyUpdate(Stateful):
     def step(self) -> bool:
         """Make one gradient step; return whether the iteration has another one.
 
+        A step without trained rows is left out, for Adam's momentum would move the weights; groups that synchronise
+        within a step make it, with those of the others.
+
         Raises:
             RuntimeError: all steps of the iteration have been made, or `begin` was not called.
         """
@@ -169,8 +172,11 @@ class OnPolicyUpdate(Stateful):
         if self._epoch >= self._last_epoch or rollout is None:
             raise RuntimeError("step needs an iteration that is not finished; call begin first")
         part, rows = self._parts[self._position]
-        batch = self._batch_of(rollout, part.rows.size)
         self.vector.begin_update()
+        if not part.samples and self.vector.on_step is None:
+            self._move_on(0, rollout)
+            return self._goes_on()
+        batch = self._batch_of(rollout, part.rows.size)
         if self._as_graph and self.vector.on_step is None:  # groups synchronise within a step
             self._run_graph(rollout, batch, part, rows)
             self._move_on(part.samples, rollout)
@@ -188,6 +194,10 @@ class OnPolicyUpdate(Stateful):
                 self.nets.set_learning_rate(self._learning_rate)
                 self.nets.apply(moved)
                 self._move_on(part.samples, rollout)
+        return self._goes_on()
+
+    def _goes_on(self) -> bool:
+        """Whether the iteration has another step; at its end the statistics of its observations are applied."""
         if self._epoch < self._last_epoch:
             return True
         self.nets.move_statistics()

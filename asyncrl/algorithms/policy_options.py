@@ -40,6 +40,7 @@ COMMON = {
     "lockstep_lag": PACE,
     "batch_size": PACE,
     "epochs": PACE,
+    "value_epochs": PACE,
     "reuse_epochs": PACE,
     "segments_per_batch": PACE,
     "queue_batches": PACE,

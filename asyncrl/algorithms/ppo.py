@@ -224,17 +224,16 @@ class PPO(OnPolicy):
         """Number of gradient steps of a pass over `rows` trained rows."""
         if self.cell is None:
             return max(1, -(-rows // self.minibatch_size))
-        streams, length = rollout.shape
-        return -(-streams // max(1, self.minibatch_size // length))
+        return -(-len(rollout.trained_streams) // max(1, self.minibatch_size // rollout.shape[1]))
 
     def divide(self, rollout: PolicyRollout, seed: Sequence[int]) -> list[Part]:
-        """Divide the rows into minibatches padded with row N; for a recurrent policy, divide the streams."""
+        """Divide the rows into minibatches padded with row N; for a recurrent policy, the streams with trained rows."""
         from asyncrl.algorithms.rollout import parts_of_rows, parts_of_streams
 
         count = self._minibatches(rollout, int(np.count_nonzero(rollout.trained)))
         if self.cell is None:
             return parts_of_rows(rollout, count, self.minibatch_size, seed)
-        order = np.random.default_rng(seed).permutation(rollout.shape[0])
+        order = np.random.default_rng(seed).permutation(rollout.trained_streams)
         return parts_of_streams(rollout, np.array_split(order, count))
 
     def gradients(self, rollout: PolicyRollout, batch: Minibatch) -> Outputs | None:

@@ -91,7 +91,7 @@ class PQN(SegmentLearning):
     max_staleness: int | None = 4
 
     hidden_sizes: Widths = (128, 128)
-    """Widths of the hidden layers."""
+    """Widths of a perceptron's hidden layers; a convolutional network has its own."""
 
     layer_norm: bool = True
     """Normalise every layer but the last before its ReLU; without it training may diverge."""

@@ -110,6 +110,12 @@ class Rollout:
         trained: NDArray[np.bool_] = (self.flags & UNTRAINED) == 0
         return trained
 
+    @property
+    def trained_streams(self) -> NDArray[np.int64]:
+        """Indices of the streams with a trained row; all if there is none."""
+        some: NDArray[np.bool_] = np.any(self.trained, axis=1)
+        return np.flatnonzero(some) if some.any() else np.arange(len(some))
+
     def stage(self, segments: Sequence[Segment]) -> None:
         """Copy the segments, keep no reference; fill everything but `columns` and upload `x` and `action`."""
         streams, length = self.shape

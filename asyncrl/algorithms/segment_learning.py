@@ -68,7 +68,7 @@ class SegmentLearning(Hyperparameters):
     rewards whose first mean size is below 0.01 or at least 10 are scaled by the power of ten that brings it near 1."""
 
     hidden_sizes: Widths = (64, 64)
-    """Widths of the policy's hidden layers."""
+    """Widths of the policy's hidden layers, if it is a perceptron; a convolutional network has its own."""
 
     adam_eps: Positive = 1e-5
     """Epsilon of Adam."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asyncrl.acting.images import CombinedNetwork, ConvolutionalNetwork
+from asyncrl.acting.images import ImageNetwork
 from asyncrl.acting.modules import tensors_of
 from asyncrl.acting.recurrent_module import RecurrentModule
 from asyncrl.acting.stochastic import ActorLayout
@@ -40,9 +40,9 @@ class SharedTrunkActorCritic(ActorCritic):
     """
 
     @staticmethod
-    def takes(layout: ActorLayout, value_hidden: tuple[int, ...] | None) -> bool:
-        """Whether the policy's network is a convolutional one of this package and the value has no sizes of its own."""
-        return value_hidden is None and isinstance(layout.network, ConvolutionalNetwork | CombinedNetwork)
+    def takes(layout: ActorLayout) -> bool:
+        """Whether the policy's network is a convolutional one of this package."""
+        return isinstance(layout.network, ImageNetwork)
 
     def _architectures(
         self, layout: ActorLayout, value_hidden: tuple[int, ...] | None, seed: int

@@ -56,3 +56,35 @@ def test_nothing_is_learned_from_the_rows_of_opponents(name: str) -> None:
         ) == 0
         results.append(after)
     np.testing.assert_array_equal(results[0], results[1])
+
+
+@pytest.mark.parametrize("frozen", [0, 1, 3])
+def test_a_minibatch_of_streams_is_a_mean_however_many_are_opponents(frozen: int) -> None:
+    algorithm = record("ppo", recurrent="gru", recurrent_size=8, minibatch_size=24)
+    core = algorithm.make_updater(SPECS["discrete"], "cpu", 0)
+    weights = weights_of(core)
+    segments = [acted(algorithm, SPECS["discrete"], weights, seed=r, envs=4, ring=r) for r in (0, 1)]
+    for segment in segments:
+        segment.flags[:frozen] |= FROZEN
+    core.begin(segments, 0.0)
+    weight = core._rollout.column("weight").reshape(-1)
+    sums = [weight[part.rows[:-1]].sum() for part, _ in core._parts]
+    assert len(sums) == 2 * (4 - frozen)
+    np.testing.assert_allclose(sums, 1.0, atol=0.15)
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS, "pqn"])
+def test_a_gradient_step_without_trained_rows_moves_nothing(name: str) -> None:
+    """Adam's momentum would: minibatches of whole streams may be those of opponents alone."""
+    algorithm = record(name.partition("-")[0], **ALGORITHMS.get(name, {}))
+    core = algorithm.make_updater(SPECS["discrete"], "cpu", 0)
+    segments = [
+        acted(algorithm, SPECS["discrete"], weights_of(core), seed=ring, ring=ring) for ring in (0, 1)
+    ]
+    iterate(core, segments)
+    learned, samples = weights_of(core), core.samples
+    for segment in segments:
+        segment.flags[:] |= FROZEN
+    iterate(core, segments)
+    np.testing.assert_array_equal(weights_of(core), learned)
+    assert core.samples == samples

@@ -145,6 +145,22 @@ def test_both_gradients_are_the_papers(kind: str, monkeypatch: pytest.MonkeyPatc
             np.testing.assert_allclose(found[name], value, rtol=2e-3, atol=1e-6, err_msg=name)
 
 
+def test_the_critic_sees_no_action_value_whose_range_is_empty() -> None:
+    """The batch's ones are staged as 0, and so must be the policy's: their weights are never trained."""
+    fixed = BoxAction((-1.0, 3.0), (1.0, 3.0), (2,))
+    spec = EnvSpec("fixed", (4,), "float32", fixed, agents=AGENTS)
+    core: Any = MADDPG(hidden_sizes=(8,)).make_updater(spec, "cpu", 1)
+    batch = random_batch(spec, 16, 0)
+    batch.action[..., 1] = 3.0
+    core.update(batch)
+    buffers = core._buffers
+    for seen in (buffers.taken, buffers.following, buffers.own):
+        actions = seen[:, -3 * 2 :].unflatten(1, (3, 2))
+        assert actions[..., 0].any() and not actions[..., 1].any()
+    head = core.policy.on(core.policy_gradient).state_dict()["1.weight"]
+    assert head[0].any() and not head[1].any()
+
+
 def test_agents_with_goals_of_their_own_learn_discrete_actions() -> None:
     """All agents see the same and their own index; each is paid for another action (15 is the most)."""
     algorithm = MADDPG(hidden_sizes=(32,), learning_starts=200, learning_rate=3e-3, gamma=0.5, batch_size=64)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import asyncrl
+from asyncrl import IMPALA
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.policy_options import COMMON
 from asyncrl.options import option_help
@@ -29,3 +32,9 @@ def test_what_the_loops_read_is_common() -> None:
     assert {"batch_size", "discipline", "n_step"} <= read & options
     assert read & options <= COMMON.keys() | OF_EACH.keys()
     assert COMMON.keys() <= options
+
+
+@pytest.mark.parametrize("name", ["epochs", "value_epochs"])
+def test_the_passes_over_a_batch_are_common(name: str) -> None:
+    """The pace of segments reads their sum, `samples_per_insert`."""
+    assert IMPALA(**{name: 7}).samples_per_insert != IMPALA().samples_per_insert and name in COMMON

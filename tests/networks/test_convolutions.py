@@ -204,6 +204,8 @@ def test_policy_and_value_share_the_trunk_and_its_gradient() -> None:
     apart = PPO(frame_stack=2, shared_trunk=False).make_updater(IMAGES, "cpu", 3).nets
     nets = PPO(frame_stack=2).make_updater(IMAGES, "cpu", 3).nets
     assert nets.parameters.numel() < 0.6 * apart.parameters.numel()
+    sized = PPO(frame_stack=2, value_hidden_sizes=(8,)).make_updater(IMAGES, "cpu", 3).nets
+    assert torch.equal(sized.parameters, nets.parameters), "widths are a perceptron's"
     rng = np.random.default_rng(0)
     work = nets.make_pass(5, gradient=True)
     work.x.copy_(torch.from_numpy(images(5).reshape(5, -1)))

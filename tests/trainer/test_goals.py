@@ -114,6 +114,8 @@ def test_goals_that_are_not_there_are_refused() -> None:
         ValueError, match="n_sampled_goal must be 0 for sequences, which have one goal, got 4"
     ):
         R2D2(n_sampled_goal=4)
+    with pytest.raises(ValueError, match="goal_reward must be none for sequences, which have one goal, got"):
+        R2D2(goal_reward=distance)
 
 
 @pytest.mark.slow
