@@ -157,6 +157,7 @@ class Option:
         default: the field's default, or `dataclasses.MISSING` if it has none.
         text: the docstring below the field, on one line.
         range: the constraints as text, "" without any.
+        constraints: what a value must hold, beside its type.
     """
 
     name: str
@@ -164,6 +165,7 @@ class Option:
     default: object
     text: str
     range: str
+    constraints: tuple[Constraint, ...] = ()
 
     @property
     def required(self) -> bool:
@@ -205,7 +207,8 @@ def _options(record: type) -> Mapping[str, Option]:
             default = field.default_factory()
         kind, constraints = hints[field.name]
         kind, within = field.metadata.get("type", kind), " and ".join(map(str, constraints))
-        options[field.name] = Option(field.name, kind, default, docs.get(field.name, ""), within)
+        text = docs.get(field.name, "")
+        options[field.name] = Option(field.name, kind, default, text, within, constraints)
     return types.MappingProxyType(options)
 
 

@@ -96,7 +96,7 @@ def read_space(file: Path, record: type) -> SearchSpace:
     Raises:
         ConfigurationError: the file cannot be read, or names an option or a value that the record does not have.
     """
-    tables = _tables(file)
+    tables = _tables(file, record)
     total_steps = tables.pop("total_steps", None)
     if total_steps is not None and not (isinstance(total_steps, int) and total_steps > 0):
         raise _wrong(file, "total_steps", f"total_steps must be a whole number above 0, got {total_steps!r}")
@@ -113,7 +113,7 @@ def read_space(file: Path, record: type) -> SearchSpace:
     return SearchSpace(found, total_steps)
 
 
-def _tables(file: Path) -> dict[str, Any]:
+def _tables(file: Path, record: type) -> dict[str, Any]:
     """Content of the file over that of the space that it is `like`."""
     try:
         own = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -123,11 +123,17 @@ def _tables(file: Path) -> dict[str, Any]:
         raise _wrong(file, "-", f"it is not a TOML file: {error}") from error
     like, without = own.pop("like", None), own.pop("without", [])
     if like is None:
+        if without:
+            raise _wrong(file, "without", "without needs like: it leaves out options of that space")
         return own
     base = FOLDER / f"{like}.toml"
     if not base.exists():
         raise _wrong(file, "like", f"like must be an algorithm with a search space, got {like!r}")
-    return {name: table for name, table in _tables(base).items() if name not in without} | own
+    tables = _tables(base, record)
+    known = {*tables, *option_help(record)}
+    if not isinstance(without, list) or any(name not in known for name in without):
+        raise _wrong(file, "without", f"without must be a list of options, got {without!r}")
+    return {name: table for name, table in tables.items() if name not in without} | own
 
 
 def _values(file: Path, option: Option, table: Any) -> Interval | Choices:
@@ -152,7 +158,10 @@ def _values(file: Path, option: Option, table: Any) -> Interval | Choices:
 
 def _checked(file: Path, option: Option, value: Any) -> Any:
     try:
-        return coerce(option.name, option.type, value)
+        found = coerce(option.name, option.type, value)
+        for constraint in option.constraints:
+            constraint.check(option.name, found)
+        return found
     except ValueError as error:
         raise _wrong(file, option.name, str(error)) from None
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from asyncrl.cli.interrupts import Interrupts
 from asyncrl.cli.output import print_error
+from asyncrl.errors import StoppedWhileStarting
 from asyncrl.show.runs_view import RunRow, RunsConsole, RunsView
 from asyncrl.trainer.run_pool import Ended, Event, Progressed, Started, Warned
 
@@ -65,5 +66,6 @@ class RunsShown:
 def how_it_ended(event: Ended) -> str:
     """State of a run that has ended: `finished`, `stopped`, `interrupted` or `failed`."""
     if event.result is None:
-        return "failed" if event.error is not None else "interrupted"
+        stopped = event.error is None or isinstance(event.error, StoppedWhileStarting)
+        return "interrupted" if stopped else "failed"
     return str(event.result.summary["state"])

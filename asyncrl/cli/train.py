@@ -216,9 +216,9 @@ def _run_seeds(options: SeedOptions) -> int:
     folders = {seed: None if folder is None else claim(folder) for seed, folder in options.folders.items()}
     options = dataclasses.replace(options, folders=folders)
     with Interrupts() as interrupts:
-        from asyncrl.cli.seeds import train_seeds
-
         try:
+            from asyncrl.cli.seeds import train_seeds
+
             return train_seeds(
                 options.config, options.algorithm, options.folders, options.at_once, interrupts
             )

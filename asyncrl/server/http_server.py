@@ -176,7 +176,7 @@ class HttpServer:
             raise _in_json(error, _message(error, request)) from None
         except Exception:
             LOGGER.exception("a handler failed")
-            message = "the handler failed; the run's log has the traceback"
+            message = "the handler failed; the logger asyncrl.server has the traceback"
             raise _in_json(web.HTTPInternalServerError(), message) from None
 
     async def _read_body(self, request: web.Request) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from asyncrl.show.aggregates import Array, Statistic, iqm, mean, over_runs
-from asyncrl.show.kept_run import EVALUATION, STEPS, KeptRun, is_logged, number
+from asyncrl.show.kept_run import EVALUATION, STEPS, KeptRun, finite, is_logged
 from asyncrl.show.run_groups import RunGroup
 
 TRAINING = "rollout/ep_rew_mean"
@@ -80,7 +80,7 @@ def default_metric(runs: Sequence[KeptRun]) -> str:
     """The greedy return if any run has at least two evaluations, else the training return if any run has one."""
     most = max((len(run.evaluations) for run in runs), default=0)
     # A run on a dataset has no training return, nor has one that ended before its first episode.
-    trained = (number(entry.get(TRAINING)) for run in runs for entry in run.lines(f'"{TRAINING}"'))
+    trained = (finite(entry.get(TRAINING)) for run in runs for entry in run.lines(f'"{TRAINING}"'))
     return EVALUATION if most > 1 or (most and all(value is None for value in trained)) else TRAINING
 
 
@@ -137,21 +137,16 @@ def read_series(run: KeptRun, metrics: Sequence[str], *, logged: bool = False) -
     found: dict[str, dict[float, float]] = {metric: {} for metric in metrics}
     clock: list[tuple[float, float]] = [(0.0, 0.0)]
     for entry in run.lines():
-        steps, seconds = number(entry.get(STEPS)), number(entry.get(SECONDS))
+        steps, seconds = finite(entry.get(STEPS)), finite(entry.get(SECONDS))
         idle = steps == clock[-1][0] and len(clock) > 1
         if steps is not None and seconds is not None:
             clock.append((float(steps), float(seconds)))
         if logged:
             found |= {name: {} for name in entry if name not in found and is_logged(name)}
         for metric, points in found.items():
-            value = number(entry.get(metric))
-            at = number(entry.get("eval/total_timesteps")) if metric.startswith("eval/") else steps
-            if (
-                at is not None
-                and value is not None
-                and np.isfinite(value)
-                and not (idle and metric in OF_AN_INTERVAL)
-            ):
+            value = finite(entry.get(metric))
+            at = finite(entry.get("eval/total_timesteps")) if metric.startswith("eval/") else steps
+            if at is not None and value is not None and not (idle and metric in OF_AN_INTERVAL):
                 points[float(at)] = float(value)
     steps_of, seconds_of = np.array(sorted(clock)).T
     return {

@@ -163,8 +163,8 @@ class KeptRun:
         found: dict[str, float] = {}
         for entry in self.lines():
             for name, value in entry.items():
-                if (finite := number(value)) is not None and math.isfinite(finite):
-                    found[name] = float(finite)
+                if (last := finite(value)) is not None:
+                    found[name] = float(last)
         return found
 
     @property
@@ -255,10 +255,16 @@ def number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and not abs(value) >= LARGEST else None
 
 
+def finite(value: Any) -> float | None:
+    """A finite number of a file, None for anything else."""
+    found = number(value)
+    return found if found is not None and math.isfinite(found) else None
+
+
 def integer(value: Any) -> int | None:
     """A whole number of a file, None for anything else."""
-    found = number(value)
-    return int(found) if found is not None and math.isfinite(found) else None
+    found = finite(value)
+    return None if found is None else int(found)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from asyncrl.run.job import Job
 from asyncrl.run.switching import own_process
 from asyncrl.show.metrics import Snapshot
 from asyncrl.trainer.channel import Channel, sendable
-from asyncrl.trainer.run_pool import Ended, Progressed, Started, Warned
+from asyncrl.trainer.run_pool import SIGNALS, Ended, Progressed, Started, Warned
 from asyncrl.trainer.trainer import Trainer
 
 
@@ -33,6 +33,7 @@ class Worker:
         self._jobs: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._current: tuple[int, Trainer] | None = None
         self._stops: dict[int, str] = {}
+        self._hung_up = False
         self._lock = threading.RLock()  # a signal handler may stop a run while the main thread holds it
 
     def work(self) -> None:
@@ -58,7 +59,9 @@ class Worker:
                 if self._current is not None and self._current[0] == key:
                     self._current[1].stop(values[0])
         self._jobs.put(None)
-        self.stop()
+        with self._lock:
+            self._hung_up = True  # a run that has not begun yet hears of it, too
+            self.stop()
 
     def _train(self, key: int, path: list[str], packed: bytes) -> None:
         """Train one run and report its end."""
@@ -75,7 +78,7 @@ class Worker:
                 lambda snapshot: self._channel.send(Progressed(key, snapshot)),
             )
             trainer._start()
-            if (reason := self._stops.get(key)) is not None:
+            if (reason := self._stops.get(key, "interrupted" if self._hung_up else None)) is not None:
                 trainer.stop(reason)
             error = error_of(trainer)
         except BaseException as raised:
@@ -128,14 +131,14 @@ def main(descriptor: int) -> None:
     """Work until the connection with this descriptor ends."""
     channel = Channel(socket.socket(fileno=descriptor))
     worker = Worker(channel)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as after `nohup`
             signal.signal(number, lambda *_: worker.stop())
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the pool has held signals until now: a mask passes exec
     _send_warnings(channel)
     worker.work()
 
 
 if __name__ == "__main__":
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a mask passes exec: that of the pool's caller
     with own_process():
         main(int(sys.argv[1]))

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from asyncrl.run.result import TrainResult
     from asyncrl.show.metrics import Snapshot
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a worker's run; a terminal sends them to every process of its group."""
 SIGNAL_SECONDS = 0.25
 """Longest time after which a waiting main thread runs the handler of a signal, see `trainer.py`."""
 CLOSE_SECONDS = 20.0
@@ -187,7 +189,14 @@ class _Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             command = (sys.executable, "-m", "asyncrl.trainer.pool_worker", str(theirs.fileno()))
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
+            # A signal while the worker imports would end it with a traceback: it is blocked until it has its handlers.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            try:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),)
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._channel, self._events = Channel(ours), events
         self._key: int | None = None
         self._lock = threading.Lock()

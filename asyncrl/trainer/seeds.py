@@ -72,6 +72,8 @@ class SeedResults:
     def _row(self, seed: int) -> str:
         result, error = self.results.get(seed), self.errors.get(seed)
         head = f"seed {seed:<6} "
+        if isinstance(error, StoppedWhileStarting):
+            return f"{head}stopped while it started; it leaves no policy"
         if result is None:
             return f"{head}failed: {error_text(error).partition(chr(10))[0] if error else ''}"
         final = result.evaluation

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 import pytest
@@ -16,12 +17,15 @@ from rich.console import Console
 from snapshots import make_snapshot
 from waiting import PATIENCE_SECONDS, is_running, wait_until
 
+from asyncrl.actors.forkserver import ForkServer
+from asyncrl.cli.runs_shown import how_it_ended
 from asyncrl.cli.seeds import summary
-from asyncrl.cli.train import SeedOptions, parse
-from asyncrl.errors import ConfigurationError
+from asyncrl.cli.train import SeedOptions, parse, run
+from asyncrl.errors import ConfigurationError, EnvironmentRaised, StoppedWhileStarting
 from asyncrl.show.kept_run import KeptRun
 from asyncrl.show.run_groups import group_runs
 from asyncrl.show.runs_view import RunRow, RunsConsole, RunsView, runs_screen
+from asyncrl.trainer.run_pool import Ended
 from asyncrl.trainer.seeds import SeedResults, train_seeds
 
 ROOT = Path(__file__).parents[2]
@@ -146,6 +150,28 @@ def test_folders_that_differ_in_more_than_the_seed_are_named_one_by_one(tmp_path
         folder.mkdir()
     text = summary(SeedResults({}, {}), folders)
     assert text.partition("asyncrl plot ")[2].splitlines()[0].split() == list(map(str, folders))
+
+
+def test_a_run_that_was_stopped_while_it_started_has_not_failed() -> None:
+    stopped = StoppedWhileStarting("The run was stopped while it started; it leaves no policy.")
+    assert how_it_ended(Ended(0, None, stopped)) == "interrupted"
+    assert how_it_ended(Ended(0, None, EnvironmentRaised("third step"))) == "failed"
+    assert SeedResults({}, {3: stopped}).rows() == [
+        "seed 3      stopped while it started; it leaves no policy"
+    ]
+
+
+def test_ctrl_c_during_the_imports_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Interrupted(ModuleType):
+        @property
+        def train_seeds(self) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setenv("ASYNCRL_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setitem(sys.modules, "asyncrl.cli.seeds", Interrupted("seeds"))
+    with pytest.raises(KeyboardInterrupt):
+        run(options("--seeds", "2"), ForkServer())
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 # --- the whole command ------------------------------------------------------------------------------------------------

@@ -94,6 +94,18 @@ def test_values_that_are_no_numbers_are_missing_points(tmp_path: Path) -> None:
     assert (series.steps.tolist(), series.values.tolist()) == ([0, 4], [1, 5])
 
 
+@pytest.mark.parametrize("of", ["time/total_timesteps", "time/time_elapsed", TRAINING])
+def test_a_line_that_no_axis_holds_is_left_out_and_one_with_a_large_whole_number_is_not(
+    of: str, tmp_path: Path
+) -> None:
+    line = {"time/total_timesteps": 100, "time/time_elapsed": 1, TRAINING: 2}
+    path = write_run(tmp_path / "a", lines=[line, {**line, of: float("nan")}, {**line, of: float("inf")}])
+    series = read_series(KeptRun(path), [TRAINING])[TRAINING]
+    assert [part.tolist() for part in (series.steps, series.seconds, series.values)] == [[100], [1], [2]]
+    path = write_run(tmp_path / "b", lines=[line, {**line, "time/total_timesteps": 200, TRAINING: 10**30}])
+    assert read_series(KeptRun(path), [TRAINING])[TRAINING].values.tolist() == [2, 1e30]
+
+
 def test_rates_of_an_interval_without_steps_are_left_out(tmp_path: Path) -> None:
     line = {"time/total_timesteps": 100, "time/time_elapsed": 1, "time/fps": 100.0, "train/loss": 1.0}
     path = write_run(tmp_path / "a", lines=[line, {**line, "time/fps": 0.0, "train/loss": 0.5}])

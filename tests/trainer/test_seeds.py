@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -21,9 +22,17 @@ from waiting import PATIENCE_SECONDS, wait_until
 import asyncrl.trainer.run_pool as run_pool
 from asyncrl import Trainer, train_seeds
 from asyncrl.config import TrainerConfig
-from asyncrl.errors import ConfigurationError, EnvironmentRaised, ResourceError, UnknownEnvironment
+from asyncrl.envs.factory_pickle import pack_policy
+from asyncrl.errors import (
+    ConfigurationError,
+    EnvironmentRaised,
+    ResourceError,
+    StoppedWhileStarting,
+    UnknownEnvironment,
+)
 from asyncrl.trainer.arguments import folders_of, seeds_from
 from asyncrl.trainer.channel import Channel
+from asyncrl.trainer.pool_worker import Worker
 from asyncrl.trainer.run_pool import Ended, Progressed, RunPool, Started, runs_at_once
 from asyncrl.trainer.seeds import jobs, train_all
 
@@ -151,6 +160,32 @@ def test_stop_ends_every_run_with_its_checkpoint_and_begins_no_other_and_each_ha
     assert len(set(pages.values())) == 2 and all(page and "#token=" in page for page in pages.values())
     assert all(e.result is not None and e.result.stop_reason == "interrupted" for e in ends.values())
     assert all((tmp_path / f"s{seed}" / "checkpoints" / "latest").exists() for seed in (0, 1))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_a_worker_that_still_imports_waits_for_its_handlers(number: signal.Signals) -> None:
+    """As a terminal's Ctrl-C, which every process of its group gets."""
+    with RunPool() as pool:
+        pool.begin(
+            0, jobs(Trainer("CartPole-v1", lockstep(), **{**QUICK, "total_steps": None}), {0: None})[0]
+        )
+        os.kill(pool._busy[0]._process.pid, number)
+        pool.stop("interrupted")
+        while not isinstance(ended := pool.wait(PATIENCE_SECONDS), Ended):
+            assert ended is not None
+    assert ended.error is None or isinstance(ended.error, StoppedWhileStarting), ended.error
+
+
+def test_a_worker_whose_pool_has_died_before_the_run_begins_does_not_train_it(tmp_path: Path) -> None:
+    job = jobs(Trainer("CartPole-v1", lockstep(), **QUICK), {0: tmp_path})[0]
+    ours, theirs = socket.socketpair()
+    worker = Worker(Channel(theirs))
+    Channel(ours).send("run", 0, list(sys.path), pack_policy(job))
+    ours.close()
+    worker._receive()
+    worker.work()
+    theirs.close()
+    assert json.loads((tmp_path / "summary.json").read_text())["stop_reason"] == "interrupted"
 
 
 def test_a_folder_that_holds_the_run_of_a_seed_is_refused_before_a_process_starts(tmp_path: Path) -> None:
