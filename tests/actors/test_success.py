@@ -122,7 +122,7 @@ def test_an_environment_that_does_not_say_has_no_success_rate() -> None:
 @pytest.mark.parametrize(
     "value",
     [np.array([True, False]), [True, False], {"task": True}, "no", None, np.nan, np.float32("nan"), object()],
-    ids=str,
+    ids=["array", "list", "dict", "text", "none", "nan", "float32 nan", "object"],
 )
 def test_a_success_that_is_not_one_number_is_unknown(value: Any) -> None:
     """Such as one for each task of an episode, whose truth NumPy does not say."""
