@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.vdn import VDN
     from asyncrl.config import TrainerConfig
     from asyncrl.errors import AsyncRLError, AsyncRLWarning
+    from asyncrl.policies.evaluation import evaluate
     from asyncrl.policies.load import load
     from asyncrl.policies.record import record
     from asyncrl.run.callbacks import Callback, Curriculum
@@ -65,6 +66,7 @@ _HOMES = {
     "Trainer": "asyncrl.trainer.trainer",
     "TrainerConfig": "asyncrl.config",
     "__version__": "asyncrl.version",
+    "evaluate": "asyncrl.policies.evaluation",
     "flat": "asyncrl.show.metrics",
     "load": "asyncrl.policies.load",
     "record": "asyncrl.policies.record",
@@ -110,6 +112,7 @@ __all__ = [
     "Trainer",
     "TrainerConfig",
     "__version__",
+    "evaluate",
     "flat",
     "load",
     "record",

@@ -38,6 +38,12 @@ Episodes = tuple[NDArray[np.float64], NDArray[np.int64]]
 """Undiscounted returns `[episodes]`, of several agents `[episodes, N]`, and lengths `[episodes]`."""
 
 
+def seed_of_episodes(seed: int, key: tuple[int, ...] = ()) -> int:
+    """Seed of `EpisodePlayer.play` for the evaluation `key` of a run with `seed`."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(2**32 - 1, *key))
+    return int(sequence.generate_state(1)[0])
+
+
 class EpisodePlayer:
     """Player of episodes that keeps its environments between evaluations.
 
@@ -81,7 +87,11 @@ class EpisodePlayer:
         self._spec: EnvSpec = env_checks.spec_of(source.name, built)
         self.limit = self._spec.max_episode_steps or EPISODE_STEPS
         if trained is not None:
-            env_checks.require_same_spaces(trained, self._spec)
+            try:
+                env_checks.require_same_spaces(trained, self._spec)
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Close the environments."""

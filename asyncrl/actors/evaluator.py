@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actors.child import Child, ChildDied, ChildSilent
-from asyncrl.actors.episodes import Episodes
+from asyncrl.actors.episodes import Episodes, seed_of_episodes
 from asyncrl.actors.exit_errors import actor_killed, build_hung, evaluation_hung
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.limits import ProcessLimits, RestartBudget
@@ -119,24 +119,19 @@ class RemoteEvaluator:
         async with self._turn:
             request = {
                 "episodes": episodes,
-                "seed": self._seed_of(key),
+                "seed": seed_of_episodes(self._seed, key),
                 "max_steps": self._max_steps,
                 "deterministic": self._deterministic,
             }
             end = None if self.max_seconds is None else time.monotonic() + self.max_seconds
             return await self._with_restarts(lambda: self._play_levels(weights, request, end))
 
-    def _seed_of(self, key: tuple[int, ...]) -> int:
-        """Seed of the episodes of an evaluation."""
-        sequence = np.random.SeedSequence(self._seed, spawn_key=(2**32 - 1, *key))
-        return int(sequence.generate_state(1)[0])
-
     def film_of(
         self, weights: NDArray[np.float32], key: tuple[int, ...], path: Path, max_steps: int
     ) -> FilmPlan:
         """Plan of a film of the first episode of the evaluation `key`, of its first level, into the file `path`."""
         steps = min(self._max_steps or max_steps, max_steps)
-        seed, greedy = self._seed_of(key), self._deterministic
+        seed, greedy = seed_of_episodes(self._seed, key), self._deterministic
         return FilmPlan(self._first, self._policy, weights.tobytes(), seed, steps, greedy, str(path))
 
     async def start(self, weight_count: int) -> None:
