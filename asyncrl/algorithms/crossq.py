@@ -12,17 +12,26 @@ normalisation is folded into the layers that follow it, so actors run plain perc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from asyncrl.acting.images import ImageNetwork
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy
+from asyncrl.config import TrainerConfig
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import EnvSpec
-from asyncrl.options import Fraction, NotNegative, Range
+from asyncrl.options import Fraction, NotNegative, Range, Widths
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.crossq_update import CrossQUpdate
+
+WIDE = 64
+"""Values of an observation from which on critics are twice as wide as the actor by default.
+
+In Ant-v5 (105 values) and Humanoid-v5 (348) critics of 256 learn far more from as many steps than those of 128, in
+HalfCheetah-v5 (17) they do not (docs/defaults-study.md).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +54,10 @@ class CrossQ(MaximumEntropy):
     batch_size: Annotated[int, Range(at_least=2)] = 128
     """Transitions per update; batch normalisation needs more than one."""
 
+    critic_hidden_sizes: Widths | None = None
+    """Widths of each critic's hidden layers; none takes the actor's, and twice these where an observation has 64 values
+    or more."""
+
     norm_momentum: Fraction = 0.99
     """Momentum of batch normalisation's running statistics: fraction kept at every update."""
 
@@ -53,6 +66,14 @@ class CrossQ(MaximumEntropy):
 
     adam_beta1: Annotated[float, Range(at_least=0, below=1)] = 0.5
     """Decay rate of Adam's first moment; 0.9 is Adam's usual one."""
+
+    def for_run(self, config: TrainerConfig, spec: EnvSpec) -> Self:
+        """See `OffPolicy.for_run`; critics of `WIDE` observed values or more are twice as wide as the actor."""
+        record = super().for_run(config, spec)
+        wide = math.prod(self.stacked_spec(spec).observation_shape) >= WIDE and not callable(self.network)
+        if not wide or self.critic_hidden_sizes is not None:
+            return record
+        return replace(record, critic_hidden_sizes=tuple(2 * width for width in self.hidden_sizes))
 
     def check(self, spec: EnvSpec) -> None:
         """Refuse actions as `OffPolicy.check` does, and images. Raises `SpacesDoNotFit` (ASYNC005).

@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 
-from asyncrl import A2C, BC, DQN, IMPALA, IQL, MAPPO, PPO, PQN, R2D2, SAC, Trainer, TrainerConfig
+from asyncrl import A2C, BC, DQN, IMPALA, IQL, MAPPO, PPO, PQN, R2D2, SAC, CrossQ, Trainer, TrainerConfig
 from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
 
 SPEC = EnvSpec("discrete", (4,), "float32", DiscreteAction(2))
 BOX = EnvSpec("box", (4,), "float32", BoxAction((-1.0,), (1.0,), (1,)))
+
+
+def small_network(inputs: int, outputs: int) -> Any:
+    raise NotImplementedError
 
 
 @pytest.mark.parametrize(
@@ -35,6 +39,27 @@ def test_the_discount_follows_from_a_short_time_limit(
         assert told.discount == (0.99 if given is None else given)
     config = TrainerConfig(env="any", algo="r2d2", num_actors=1)
     assert R2D2().for_run(config, replace(SPEC, max_episode_steps=50)).gamma == 0.997
+
+
+@pytest.mark.parametrize(
+    ("values", "told", "critics"),
+    [
+        (63, {}, None),
+        (64, {}, (256, 256)),
+        (64, {"hidden_sizes": (32, 8)}, (64, 16)),
+        (64, {"critic_hidden_sizes": (128, 128)}, (128, 128)),
+        (64, {"network": small_network}, None),
+        (16, {"frame_stack": 4}, (256, 256)),
+    ],
+)
+def test_critics_of_crossq_are_wider_where_observations_are_large(
+    values: int, told: dict[str, Any], critics: tuple[int, ...] | None
+) -> None:
+    spec = replace(BOX, observation_shape=(values,))
+    record = CrossQ(**told)
+    chosen = record.for_run(TrainerConfig(env="any", algo="crossq", num_actors=1), spec)
+    assert chosen.critic_hidden_sizes == critics and chosen.hidden_sizes == record.hidden_sizes
+    assert SAC().for_run(TrainerConfig(env="any", algo="sac", num_actors=1), spec).critic_hidden_sizes is None
 
 
 @pytest.mark.parametrize(
