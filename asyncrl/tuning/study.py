@@ -229,9 +229,15 @@ def _words_of_sqlite(error: BaseException) -> str:
 
 
 def _storage(optuna: ModuleType, folder: Path) -> Any:
-    """Optuna's storage of the study. SQLite gets the path itself: in an address `?` and `%` have a meaning."""
+    """Optuna's storage of the study, which has the file open during its transactions only.
+
+    SQLite gets the path itself: in an address `?` and `%` have a meaning.
+    """
+    from sqlalchemy.pool import NullPool  # of Optuna's requirements
+
     connect = functools.partial(sqlite3.connect, (folder / FILE).absolute(), check_same_thread=False)
-    return optuna.storages.RDBStorage(f"sqlite:///{FILE}", engine_kwargs={"creator": connect})
+    kwargs = {"creator": connect, "poolclass": NullPool}
+    return optuna.storages.RDBStorage(f"sqlite:///{FILE}", engine_kwargs=kwargs)
 
 
 def _read(trial: Any) -> Trial:

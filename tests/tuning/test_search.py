@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import sqlite3
 import tomllib
 from collections import deque
@@ -354,6 +355,23 @@ def test_a_directory_in_use_is_refused_and_released(tmp_path: Path) -> None:
     search(tmp_path).close()
 
 
+def test_the_study_is_open_only_while_it_is_read_or_written(tmp_path: Path) -> None:
+    """Left to garbage collection, connections stayed, and Python 3.13 warns of each."""
+
+    def opened() -> list[str]:
+        links = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+        return [link for link in links if "study.db" in link]
+
+    with search(tmp_path, trials=4) as made:
+        for _ in made.run(Runs()):  # type: ignore[arg-type]
+            assert not opened()
+        assert kept_trials(tmp_path) and not opened()
+    (tmp_path / "study.db").write_text("something else, long enough to be no database at all" * 50)
+    with pytest.raises(ConfigurationError, match="the study cannot be opened"):
+        search(tmp_path)
+    assert not opened()
+
+
 def test_a_file_that_is_no_study_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_text("something else, long enough to be no database at all" * 50)
     with pytest.raises(ConfigurationError, match="the study cannot be opened: file is not a database"):
@@ -391,14 +409,20 @@ def test_a_run_without_its_metrics_is_made_again(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_ends_the_search_and_the_study_is_left_alone(tmp_path: Path) -> None:
-    def fill(study: Any, pages: int) -> None:
-        with study._study._storage._backend.engine.connect() as connection:
-            connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+    import sqlalchemy
+
+    def full_from_now_on(study: Any) -> None:
+        """Let SQLite keep the present number of pages, so that the file does not grow."""
+        sqlalchemy.event.listen(
+            study._study._storage._backend.engine,
+            "connect",
+            lambda connection, _: connection.execute("PRAGMA max_page_count = 1"),
+        )
 
     with search(tmp_path, at_once=1) as made:
         events = made.run(Runs())  # type: ignore[arg-type]
         next(events)
-        fill(made._study, 1)  # SQLite takes the present number of pages, so that the file does not grow
+        full_from_now_on(made._study)
         with pytest.raises(
             ResourceError, match="the study cannot be written: database or disk is full"
         ) as full:
