@@ -120,11 +120,13 @@ class RunServer(HttpServer):
         """Send a last snapshot to every event stream, close, and drop the references to the run; idempotent.
 
         aiohttp caches the handlers of the last applications in its module: a failed run would be kept alive with its
-        error, whose traceback holds the rings.
+        error, whose traceback holds the rings. So would the ticker's cancellation, whose traceback has the frames below
+        it in Python 3.13.
         """
-        if self._ticker is not None:
-            self._ticker.cancel()
-            await asyncio.wait([self._ticker])
+        ticker, self._ticker = self._ticker, None
+        if ticker is not None:
+            ticker.cancel()
+            await asyncio.wait([ticker])
         self._feed.close()
         if self._streams:
             _, stuck = await asyncio.wait(set(self._streams), timeout=GOODBYE_SECONDS)
