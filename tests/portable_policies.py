@@ -1,4 +1,4 @@
-"""Policies of every algorithm with the weights of a new learner, as if from a run."""
+"""Policies of every algorithm with the weights of a new learner, or random ones, as if from a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 import asyncrl
 from asyncrl.algorithms import ALGORITHMS
-from asyncrl.envs.source import EnvSource
+from asyncrl.envs.source import EnvSource, describe
 from asyncrl.interfaces import Agent, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
 from asyncrl.options import option_values
 from asyncrl.policies.portable_policy import PortablePolicy
@@ -36,6 +36,16 @@ def portable(algorithm: Any, spec: EnvSpec, env: Any = "CartPole-v1", seed: int 
     meta = CheckpointMeta(
         env=source.name, algo=algorithm.name, spec=spec, options=option_values(algorithm), env_steps=12
     )
+    return PortablePolicy(algorithm, weights, meta, source)
+
+
+def random_policy(algorithm: Any, env: Any) -> PortablePolicy:
+    """Policy with random weights for an environment, which is built for its spaces."""
+    source = EnvSource.from_user(env)
+    spec = describe(source)
+    meta = CheckpointMeta(env=source.name, algo=algorithm.name, spec=spec, options=option_values(algorithm))
+    count = algorithm.make_policy(spec).weight_count
+    weights = np.random.default_rng(0).normal(0, 0.3, count).astype(np.float32)
     return PortablePolicy(algorithm, weights, meta, source)
 
 

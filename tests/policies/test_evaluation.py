@@ -10,15 +10,12 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from portable_policies import random_policy
+from several_agents import NAMES, Parallel, Together
 
 import asyncrl
 from asyncrl import DQN, PPO, errors
 from asyncrl.cli.main import main
-from asyncrl.envs.source import EnvSource, describe
-from asyncrl.options import option_values
-from asyncrl.policies.portable_policy import PortablePolicy
-from asyncrl.storage.checkpoint_meta import CheckpointMeta
-from tests.several_agents import NAMES, Parallel, Together
 
 
 class Drawn(gymnasium.Env[Any, Any]):
@@ -57,18 +54,8 @@ class Narrow(Drawn):
         super().__init__(values=1)
 
 
-def policy_of(algorithm: Any, env: Any) -> PortablePolicy:
-    """A policy with random weights."""
-    source = EnvSource.from_user(env)
-    spec = describe(source)
-    meta = CheckpointMeta(env=source.name, algo=algorithm.name, spec=spec, options=option_values(algorithm))
-    count = algorithm.make_policy(spec).weight_count
-    weights = np.random.default_rng(0).normal(0, 0.3, count).astype(np.float32)
-    return PortablePolicy(algorithm, weights, meta, source)
-
-
 def test_its_figures_are_those_of_the_episodes_that_ended() -> None:
-    policy = policy_of(DQN(hidden_sizes=(8,)), Drawn)
+    policy = random_policy(DQN(hidden_sizes=(8,)), Drawn)
     Drawn.played, before = [], Drawn.open
     found = asyncrl.evaluate(policy, episodes=130, env_kwargs={"reward": 0.5})
     assert len(found.returns) == 130 and Drawn.open == before
@@ -87,7 +74,7 @@ def test_its_figures_are_those_of_the_episodes_that_ended() -> None:
 def test_the_episodes_are_those_of_the_command(
     deterministic: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policy = policy_of(PPO(hidden_sizes=(8,)), "CartPole-v1")
+    policy = random_policy(PPO(hidden_sizes=(8,)), "CartPole-v1")
     file = str(policy.save(tmp_path / "x.policy"))
     found = asyncrl.evaluate(asyncrl.load(file), episodes=6, seed=3, deterministic=deterministic)
     flag = "--deterministic" if deterministic else "--no-deterministic"
@@ -99,7 +86,7 @@ def test_the_episodes_are_those_of_the_command(
 
 
 def test_the_policy_is_not_changed() -> None:
-    policy = policy_of(PPO(hidden_sizes=(8,)), "CartPole-v1")
+    policy = random_policy(PPO(hidden_sizes=(8,)), "CartPole-v1")
     obs = np.zeros((3, 4), np.float32)
     policy.rng = np.random.default_rng(5)
     before = policy.predict(obs)[0].tolist()
@@ -111,25 +98,25 @@ def test_the_policy_is_not_changed() -> None:
 
 
 def test_another_environment_is_played_with_the_policys_spaces_only() -> None:
-    policy = policy_of(DQN(hidden_sizes=(8,)), "FrozenLake-v1")
+    policy = random_policy(DQN(hidden_sizes=(8,)), "FrozenLake-v1")
     with pytest.raises(errors.SpacesDoNotFit, match="The observation space of FrozenLake8x8-v1"):
         asyncrl.evaluate(policy, "FrozenLake8x8-v1")
     assert asyncrl.evaluate(policy, "FrozenLake-v1", env_kwargs={"is_slippery": False}, episodes=2).returns
-    policy, before = policy_of(DQN(hidden_sizes=(8,)), Drawn), Drawn.open
+    policy, before = random_policy(DQN(hidden_sizes=(8,)), Drawn), Drawn.open
     with pytest.raises(errors.SpacesDoNotFit):
         asyncrl.evaluate(policy, Narrow)
     assert Drawn.open == before, "what was built is closed"
 
 
 def test_several_agents_have_returns_by_name() -> None:
-    policy = policy_of(DQN(hidden_sizes=(8,)), Together)
+    policy = random_policy(DQN(hidden_sizes=(8,)), Together)
     found = asyncrl.evaluate(policy, episodes=4)
     assert found.lengths == (5,) * 4 and found.policy_returns == {}
     assert tuple(found.agent_returns) == NAMES
     assert sum(found.agent_returns.values()) == pytest.approx(found.return_mean)
     # All see the same, so all take the same action, which is the own one of at most one of them.
     assert found.return_mean <= 5.0
-    ended = asyncrl.evaluate(policy_of(DQN(hidden_sizes=(8,)), Parallel), episodes=30)
+    ended = asyncrl.evaluate(random_policy(DQN(hidden_sizes=(8,)), Parallel), episodes=30)
     assert max(ended.lengths) <= 7 and len(set(ended.lengths)) > 1
 
 
@@ -138,7 +125,7 @@ def test_what_is_no_policy_and_no_number_is_refused() -> None:
         TypeError, match=r"policy must be result\.policy or asyncrl\.load\(RUN\), got 'runs/x'"
     ):
         asyncrl.evaluate("runs/x")  # type: ignore[arg-type]
-    policy = policy_of(DQN(hidden_sizes=(8,)), Drawn)
+    policy = random_policy(DQN(hidden_sizes=(8,)), Drawn)
     with pytest.raises(ValueError, match="episodes must be at least 1, got 0"):
         asyncrl.evaluate(policy, episodes=0)
     with pytest.raises(ValueError, match="seed must be at least 0, got -1"):

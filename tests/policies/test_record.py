@@ -10,16 +10,14 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from portable_policies import random_policy
 
 from asyncrl import DQN, PPO, SAC, Trainer, errors
 from asyncrl.actors.streams import ActionForm
 from asyncrl.cli.main import main
-from asyncrl.envs.source import EnvSource, describe
+from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import RESET, TRUNCATED
-from asyncrl.options import option_values
-from asyncrl.policies.portable_policy import PortablePolicy
 from asyncrl.policies.record import episodes_of_ring, record, record_replay
-from asyncrl.storage.checkpoint_meta import CheckpointMeta
 
 minari = pytest.importorskip("minari")
 
@@ -81,16 +79,6 @@ class Counting(gymnasium.Env[Any, Any]):
         return self.seen(), float(np.sum(action)), terminated, self.step_ == LIMIT, {}
 
 
-def policy_of(algorithm: Any, env: Any) -> PortablePolicy:
-    """A policy with random weights."""
-    source = EnvSource.from_user(env)
-    spec = describe(source)
-    meta = CheckpointMeta(env=source.name, algo=algorithm.name, spec=spec, options=option_values(algorithm))
-    count = algorithm.make_policy(spec).weight_count
-    weights = np.random.default_rng(0).normal(0, 0.3, count).astype(np.float32)
-    return PortablePolicy(algorithm, weights, meta, source)
-
-
 @pytest.mark.parametrize("discrete", [True, False])
 @pytest.mark.parametrize("kind", sorted(OBSERVATIONS))
 def test_minari_loads_every_step(kind: str, discrete: bool, tmp_path: Path, monkeypatch: Any) -> None:
@@ -98,7 +86,7 @@ def test_minari_loads_every_step(kind: str, discrete: bool, tmp_path: Path, monk
     algorithm: Any = DQN(hidden_sizes=(8,)) if discrete else SAC(hidden_sizes=(8,), network="mlp")
     if kind in ("image", "picture"):
         algorithm = PPO(network="small")
-    policy = policy_of(algorithm, lambda: Counting(kind, discrete))
+    policy = random_policy(algorithm, lambda: Counting(kind, discrete))
     recorded = record(policy, tmp_path / "counting-v3", steps=60, num_envs=3, deterministic=False)
     dataset = minari.load_dataset("counting-v3")
     assert dataset.id == "counting-v3" and dataset.spec.total_steps == recorded.steps
@@ -154,7 +142,7 @@ def _assert_same(found: Any, wanted: Any) -> None:
 
 
 def test_one_seed_gives_one_dataset(tmp_path: Path) -> None:
-    policy = policy_of(DQN(hidden_sizes=(8,)), "CartPole-v1")
+    policy = random_policy(DQN(hidden_sizes=(8,)), "CartPole-v1")
     episodes = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         record(policy, tmp_path / name, steps=200, seed=seed, num_envs=2, deterministic=False)
@@ -170,7 +158,7 @@ def test_one_seed_gives_one_dataset(tmp_path: Path) -> None:
 
 
 def test_greedy_actions_are_those_of_predict(tmp_path: Path) -> None:
-    policy = policy_of(DQN(hidden_sizes=(8,), frame_stack=3), "CartPole-v1")
+    policy = random_policy(DQN(hidden_sizes=(8,), frame_stack=3), "CartPole-v1")
     record(policy, tmp_path / "a", steps=100, num_envs=2)
     dataset = minari.MinariDataset(str(tmp_path / "a" / "data"))
     assert dataset.recover_environment().spec.id == "CartPole-v1"
@@ -182,7 +170,7 @@ def test_greedy_actions_are_those_of_predict(tmp_path: Path) -> None:
 
 
 def test_a_recurrent_policy_keeps_its_state_within_an_episode(tmp_path: Path) -> None:
-    policy = policy_of(PPO(recurrent="gru", recurrent_size=8, hidden_sizes=(8,)), "CartPole-v1")
+    policy = random_policy(PPO(recurrent="gru", recurrent_size=8, hidden_sizes=(8,)), "CartPole-v1")
     record(policy, tmp_path / "a", steps=100, num_envs=3)
     for episode in minari.MinariDataset(str(tmp_path / "a" / "data")):
         state = None
@@ -201,7 +189,7 @@ class Raises(Counting):
 
 
 def test_what_was_recorded_before_an_error_is_kept(tmp_path: Path) -> None:
-    policy = policy_of(DQN(hidden_sizes=(8,)), Raises)
+    policy = random_policy(DQN(hidden_sizes=(8,)), Raises)
     with pytest.raises(errors.EnvironmentRaised, match="RuntimeError in step: the rope broke"):
         record(policy, tmp_path / "a", steps=100, num_envs=1)
     assert [len(episode) for episode in minari.MinariDataset(str(tmp_path / "a" / "data"))] == [3]
@@ -222,7 +210,7 @@ class Diverges(Counting):
 @pytest.mark.parametrize("what", ["observation", "reward"])
 def test_no_dataset_holds_nan(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Diverges, "what", what)
-    policy = policy_of(DQN(hidden_sizes=(8,)), Diverges)
+    policy = random_policy(DQN(hidden_sizes=(8,)), Diverges)
     with pytest.raises(errors.NonFiniteStep, match=f"gave {what}s that are NaN or infinite in a recording"):
         record(policy, tmp_path / "a", steps=100, num_envs=1)
     assert [len(episode) for episode in minari.MinariDataset(str(tmp_path / "a" / "data"))] == [3]
@@ -231,7 +219,7 @@ def test_no_dataset_holds_nan(what: str, tmp_path: Path, monkeypatch: pytest.Mon
 def test_an_environment_with_other_spaces_by_now_is_refused_before_anything_is_written(
     tmp_path: Path,
 ) -> None:
-    policy = policy_of(DQN(hidden_sizes=(8,)), "FrozenLake-v1")
+    policy = random_policy(DQN(hidden_sizes=(8,)), "FrozenLake-v1")
     policy.source = EnvSource.from_user("FrozenLake8x8-v1")
     with pytest.raises(errors.SpacesDoNotFit, match="The observation space of FrozenLake8x8-v1"):
         record(policy, tmp_path / "a", steps=20)
@@ -239,7 +227,7 @@ def test_an_environment_with_other_spaces_by_now_is_refused_before_anything_is_w
 
 
 def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = str(policy_of(DQN(hidden_sizes=(8,)), Counting).save(tmp_path / "x.policy"))
+    file = str(random_policy(DQN(hidden_sizes=(8,)), Counting).save(tmp_path / "x.policy"))
     out = tmp_path / "data sets" / "first"
     command = ["record", file, "--out", str(out), "--steps", "50", "--envs", "2", "--no-deterministic"]
     assert main(command) == 0
@@ -273,7 +261,7 @@ def test_options_of_playing_are_refused_with_a_replay(
 def test_an_extra_is_named_where_minari_is_missing(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "minari", None)
     with pytest.raises(errors.ConfigurationError, match=r'pip install "asyncrl\[data\]"'):
-        record(policy_of(DQN(hidden_sizes=(8,)), Counting), tmp_path / "a", steps=10)
+        record(random_policy(DQN(hidden_sizes=(8,)), Counting), tmp_path / "a", steps=10)
 
 
 # ---- the replay of a run ---------------------------------------------------------------------------------------------
