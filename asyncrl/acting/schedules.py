@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 
 from asyncrl.options import FunctionOfProgress, Range
 
-COOLDOWN = 0.8
-"""Share of a `cooldown` before the value falls."""
-_FALLS_FROM = {"linear": 0.0, "cooldown": COOLDOWN}
+_FALLS_FROM = {"linear": 0.0, "cooldown": 0.8}
 """Progress from which a value falls, by schedule."""
 
 

@@ -12,7 +12,6 @@ normalisation is folded into the layers that follow it, so actors run plain perc
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
@@ -70,7 +69,7 @@ class CrossQ(MaximumEntropy):
     def for_run(self, config: TrainerConfig, spec: EnvSpec) -> Self:
         """See `OffPolicy.for_run`; critics of `WIDE` observed values or more are twice as wide as the actor."""
         record = super().for_run(config, spec)
-        wide = math.prod(self.stacked_spec(spec).observation_shape) >= WIDE and not callable(self.network)
+        wide = self.stacked_spec(spec).observation_values >= WIDE and not callable(self.network)
         if not wide or self.critic_hidden_sizes is not None:
             return record
         return replace(record, critic_hidden_sizes=tuple(2 * width for width in self.hidden_sizes))

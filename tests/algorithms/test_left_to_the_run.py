@@ -7,9 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 
 from asyncrl import A2C, BC, DQN, IMPALA, IQL, MAPPO, PPO, PQN, R2D2, SAC, CrossQ, Trainer, TrainerConfig
+from asyncrl.envs.packing import leaves_of
 from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
 
@@ -60,6 +63,19 @@ def test_critics_of_crossq_are_wider_where_observations_are_large(
     chosen = record.for_run(TrainerConfig(env="any", algo="crossq", num_actors=1), spec)
     assert chosen.critic_hidden_sizes == critics and chosen.hidden_sizes == record.hidden_sizes
     assert SAC().for_run(TrainerConfig(env="any", algo="sac", num_actors=1), spec).critic_hidden_sizes is None
+
+
+def test_values_and_not_bytes_of_an_observation_decide_on_crossqs_critics() -> None:
+    parts = spaces.Dict(
+        {"x": spaces.Box(-1, 1, (20,), np.float32), "more": spaces.Box(0, 255, (8,), np.uint8)}
+    )
+    leaves = leaves_of(parts)
+    assert leaves is not None
+    size = sum(leaf.row_bytes for leaf in leaves)
+    assert size >= 64 > sum(leaf.values for leaf in leaves)
+    spec = replace(BOX, observation_shape=(size,), observation_dtype="uint8", leaves=leaves)
+    config = TrainerConfig(env="any", algo="crossq", num_actors=1)
+    assert CrossQ().for_run(config, spec).critic_hidden_sizes is None
 
 
 @pytest.mark.parametrize(

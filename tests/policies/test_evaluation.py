@@ -115,7 +115,7 @@ def test_several_agents_have_returns_by_name() -> None:
     assert tuple(found.agent_returns) == NAMES
     assert sum(found.agent_returns.values()) == pytest.approx(found.return_mean)
     # All see the same, so all take the same action, which is the own one of at most one of them.
-    assert found.return_mean <= 5.0
+    assert found.return_mean in (0.0, 1.0, 2.0, 3.0, 4.0, 5.0) and max(found.agent_returns.values()) <= 5.0
     ended = asyncrl.evaluate(random_policy(DQN(hidden_sizes=(8,)), Parallel), episodes=30)
     assert max(ended.lengths) <= 7 and len(set(ended.lengths)) > 1
 
