@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -24,7 +24,7 @@ from asyncrl.actors.streams import VectorStreams, action_form
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import environment_calls
-from asyncrl.interfaces import RESET, EnvSpec
+from asyncrl.interfaces import RESET, AgentPolicy, EnvSpec, policy_returns
 from asyncrl.protocols import Policy
 
 MAX_ENVS = 100
@@ -42,6 +42,30 @@ def seed_of_episodes(seed: int, key: tuple[int, ...] = ()) -> int:
     """Seed of `EpisodePlayer.play` for the evaluation `key` of a run with `seed`."""
     sequence = np.random.SeedSequence(seed, spawn_key=(2**32 - 1, *key))
     return int(sequence.generate_state(1)[0])
+
+
+def team_returns(returns: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return of each episode `[episodes]`, of several agents the sum of theirs; `returns` as those of `Episodes`."""
+    return returns if returns.ndim == 1 else returns.sum(axis=1)
+
+
+def figures_of(episodes: Episodes, agents: Sequence[str], policies: Sequence[AgentPolicy]) -> dict[str, Any]:
+    """Figures of `episodes` by the names of `EvaluationResult`: return, length, and return by agent and by policy.
+
+    Args:
+        episodes: at least one.
+        agents: names of several agents, in the order of their returns; empty for one agent.
+        policies: several policies of the agents; empty if all share one.
+    """
+    returns, lengths = episodes
+    means = returns.mean(axis=0).tolist() if agents else []
+    return {
+        "return_mean": float(team_returns(returns).mean()),
+        "return_std": float(team_returns(returns).std()),
+        "length_mean": float(lengths.mean()),
+        "agent_returns": dict(zip(agents, means, strict=True)),
+        "policy_returns": policy_returns(means, policies),
+    }
 
 
 class EpisodePlayer:

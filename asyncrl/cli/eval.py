@@ -18,7 +18,6 @@ from asyncrl.options import Count, NotNegative, check_options
 from asyncrl.show.numbers import of_return, with_deviation
 
 if TYPE_CHECKING:
-    from asyncrl.actors.evaluator import RemoteEvaluator
     from asyncrl.actors.forkserver import ForkServer
     from asyncrl.envs.source import EnvSource
     from asyncrl.policies.portable_policy import PortablePolicy
@@ -97,9 +96,9 @@ def evaluate(policy: PortablePolicy, file: str, options: EvalOptions, server: Fo
 async def _evaluate(
     policy: PortablePolicy, file: str, options: EvalOptions, server: ForkServer
 ) -> dict[str, Any]:
+    from asyncrl.actors.episodes import figures_of, team_returns
     from asyncrl.actors.evaluator import RemoteEvaluator
     from asyncrl.envs.factory_pickle import pack_policy
-    from asyncrl.interfaces import policy_returns
 
     source, limit, deterministic = await _played(policy, file, options, server)
     evaluator = RemoteEvaluator(
@@ -112,12 +111,12 @@ async def _evaluate(
         deterministic=deterministic,
     )
     try:
-        each, lengths = await evaluator.evaluate(policy.weights, options.episodes)
+        played = await evaluator.evaluate(policy.weights, options.episodes)
     finally:
         await evaluator.close()
-    names = [agent.name for agent in policy.spec.agents]
-    means = each.mean(axis=0).tolist() if names else []
-    of_policies = policy_returns(means, policy.spec.policies)
+    figures = figures_of(played, [agent.name for agent in policy.spec.agents], policy.spec.policies)
+    figures |= {"level_returns": evaluator.level_returns, "success_rate": evaluator.success_rate}
+    returns = team_returns(played[0])
     return {
         "checkpoint": file,
         "env": (source.levels or (("", source),))[0][1].name,
@@ -127,9 +126,10 @@ async def _evaluate(
         "policy_version": policy.meta.policy_version,
         "seed": options.seed,
         "deterministic": deterministic,
-        **_figures(each, lengths, evaluator),
-        **({"agent_returns": dict(zip(names, means, strict=True))} if names else {}),
-        **({"policy_returns": of_policies} if of_policies else {}),
+        "episodes": len(returns),
+        "return_min": float(returns.min()),
+        "return_max": float(returns.max()),
+        **{name: value for name, value in figures.items() if value != {}},
     }
 
 
@@ -161,21 +161,6 @@ async def _played(
         for _, level in source.levels or (("", source),):
             require_same_spaces(policy.spec, await probe(server, level))
     return source, limit, greedy
-
-
-def _figures(each: Any, lengths: Any, evaluator: RemoteEvaluator) -> dict[str, Any]:
-    """Figures of the episodes with returns `each`, `[episodes]` or of several agents `[episodes, N]`."""
-    returns = each if each.ndim == 1 else each.sum(axis=1)
-    return {
-        "episodes": int(returns.shape[0]),
-        "return_mean": float(returns.mean()),
-        "return_std": float(returns.std()),
-        "return_min": float(returns.min()),
-        "return_max": float(returns.max()),
-        "length_mean": float(lengths.mean()),
-        "success_rate": evaluator.success_rate,
-        **({"level_returns": evaluator.level_returns} if evaluator.level_returns else {}),
-    }
 
 
 def _success(rate: float | None) -> str:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.actors.episodes import EpisodePlayer, seed_of_episodes
+from asyncrl.actors.episodes import EpisodePlayer, figures_of, seed_of_episodes, team_returns
 from asyncrl.envs.checks import success_rate
 from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.envs.source import EnvSource
-from asyncrl.interfaces import policy_returns
 from asyncrl.policies.portable_policy import PortablePolicy
 from asyncrl.protocols import Policy
 
@@ -92,15 +91,9 @@ def evaluate(
     finally:
         player.close()
     names = [agent.name for agent in policy.spec.agents]
-    means = returns.mean(axis=0).tolist() if names else []
-    sums = returns.sum(axis=1) if names else returns
     return Evaluated(
-        float(sums.mean()),
-        float(sums.std()),
-        float(lengths.mean()),
-        success_rate(player.successes),
-        dict(zip(names, means, strict=True)),
-        policy_returns(means, policy.spec.policies),
-        tuple(sums.tolist()),
-        tuple(lengths.tolist()),
+        **figures_of((returns, lengths), names, policy.spec.policies),
+        success_rate=success_rate(player.successes),
+        returns=tuple(team_returns(returns).tolist()),
+        lengths=tuple(lengths.tolist()),
     )

@@ -38,13 +38,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.actors.episodes import figures_of
 from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.probe import film_episode
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.video import require_video
 from asyncrl.errors import ConfigurationError, EvaluationIncomplete, describe_error
-from asyncrl.interfaces import policy_returns
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.weight_snapshots import WeightSnapshot
@@ -336,26 +336,17 @@ class EvaluationSchedule:
 
     async def _play(self, timed: TimedCopy, episodes: int, key: tuple[int, ...]) -> EvaluationResult:
         copy = timed.copy
-        each, lengths = await self._evaluator.evaluate(copy.weights, episodes, key)
-        returns = each if each.ndim == 1 else each.sum(axis=1)
-        of_agents, of_policies = {}, {}
-        if each.ndim > 1:
-            means = each.mean(axis=0).tolist()
-            of_agents = dict(zip(self._evaluator.agents, means, strict=True))
-            of_policies = policy_returns(means, self._evaluator.policies)
+        evaluator = self._evaluator
+        played = await evaluator.evaluate(copy.weights, episodes, key)
         return EvaluationResult(
-            return_mean=float(returns.mean()),
-            return_std=float(returns.std()),
-            length_mean=float(lengths.mean()),
-            episodes=int(returns.shape[0]),
+            **figures_of(played, evaluator.agents, evaluator.policies),
+            episodes=len(played[0]),
             policy_version=copy.version,
             env_steps=copy.env_steps + timed.other_steps,
             train_seconds=timed.train_seconds,
             updates=copy.updates,
-            success_rate=self._evaluator.success_rate,
-            agent_returns=of_agents,
-            policy_returns=of_policies,
-            level_returns=self._evaluator.level_returns,
+            success_rate=evaluator.success_rate,
+            level_returns=evaluator.level_returns,
         )
 
     async def _confirm(self, timed: TimedCopy) -> EvaluationResult:

@@ -837,6 +837,7 @@ class Parts:
     def __init__(self, run: Any, fails: str) -> None:
         self.run, self.fails = run, fails
         self.levels, self.level_returns, self.reward_scale = ("",), {}, 0.25
+        self.agents, self.policies = (), ()
         self.log: list[str] = []
 
     def _note(self, step: str) -> None:

@@ -29,6 +29,7 @@ class Script:
 
     success_rate = None
     levels, level_returns = ("",), {}
+    agents, policies = (), ()
 
     def __init__(self, trainee, means):
         self.trainee, self.means, self.asked = trainee, list(means), []
