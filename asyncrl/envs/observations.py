@@ -161,36 +161,23 @@ class Image:
 def image_of(spec: EnvSpec, *, bytes_only: bool = True) -> Image | None:
     """Return the image shape of the observations, or None if they are neither images nor a grid.
 
-    An image is an array of bytes of at least 8 x 8, `[H, W]`, `[H, W, C]` or `[C, H, W]`; C is the shorter of first and
-    last axis. A grid is what `kind_of` says, of any dtype.
+    An image is an array of bytes of at least 8 x 8, `[H, W]`, `[H, W, C]` or `[C, H, W]`; see `grid_sides`. A grid is
+    what `kind_of` says, of any dtype.
 
     Args:
         spec: the policy's view of the environment, stacked frames included.
         bytes_only: whether the dtype of an image must be uint8.
     """
     shape = spec.observation_shape[1:] if spec.frame_stack > 1 else spec.observation_shape
-    if spec.observation_kind == "grid":
-        return _grid_of(shape, spec.frame_stack)
-    if (bytes_only and spec.observation_dtype != "uint8") or len(shape) not in (2, 3):
+    grid = spec.observation_kind == "grid"
+    if len(shape) not in (2, 3) or not (grid or not bytes_only or spec.observation_dtype == "uint8"):
         return None
-    channels_first = len(shape) == 3 and shape[0] < shape[2]
-    if len(shape) == 2:
-        (height, width), channels = shape, 1
-    elif channels_first:
-        channels, height, width = shape
-    else:
-        height, width, channels = shape
-    if min(height, width) < SMALLEST_IMAGE:
+    first = len(shape) == 3 and channels_come_first(shape)
+    height, width = grid_sides(shape) or shape
+    if not grid and min(height, width) < SMALLEST_IMAGE:
         return None
-    return Image(spec.frame_stack, height, width, channels, channels_first)
-
-
-def _grid_of(shape: tuple[int, ...], frames: int) -> Image:
-    if len(shape) == 2:
-        return Image(frames, *shape, 1, False, grid=True)
-    first = channels_come_first(shape)
-    height, width = grid_sides(shape)
-    return Image(frames, height, width, shape[0] if first else shape[2], first, grid=True)
+    channels = 1 if len(shape) == 2 else shape[0 if first else 2]
+    return Image(spec.frame_stack, height, width, channels, first, grid)
 
 
 def unread_text(spec: EnvSpec) -> str:

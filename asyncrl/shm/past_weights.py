@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.interfaces import SelfPlay
-from asyncrl.shm.atomics import copy_words, fence, load_acquire, store_word
+from asyncrl.shm.atomics import copy_words, fence, load_acquire, store_release, store_word
 from asyncrl.shm.kernel import kernel
 from asyncrl.shm.segment import ArraySpec, Segment
 from asyncrl.shm.weights import WeightMailbox, mailbox_arrays
@@ -44,6 +44,13 @@ def _copy_kept(
     copy_words(out, kept[slot])
     fence()
     return load_acquire(kept_updates, slot) == updates  # type: ignore[no-any-return]
+
+
+@kernel("void(int64[::1], int64)", cold=True)
+def _withdraw(kept_updates: NDArray[np.int64], slot: int) -> None:
+    """Mark a slot as written, before any write to its weights is visible."""
+    store_release(kept_updates, slot, -1)
+    fence()
 
 
 class PastWeights(WeightMailbox):
@@ -85,7 +92,7 @@ class PastWeights(WeightMailbox):
 
     def _begin_slot(self, count: int) -> NDArray[np.float32]:
         slot = count % len(self._kept)
-        store_word(self._kept_updates, slot, -1)
+        _withdraw(self._kept_updates, slot)
         values: NDArray[np.float32] = self._kept[slot]
         return values
 

@@ -32,6 +32,8 @@ def spec_of_shape(*shape: int, dtype: str = "uint8") -> EnvSpec:
         ((96, 80, 3), Image(1, 96, 80, 3, False)),
         ((3, 96, 80), Image(1, 96, 80, 3, True)),
         ((21, 21, 1), Image(1, 21, 21, 1, False)),
+        ((28, 28, 40), Image(1, 28, 28, 40, False)),
+        ((40, 28, 28), Image(1, 28, 28, 40, True)),
         ((7, 84), None),
         ((84,), None),
         ((2, 84, 84, 3), None),
