@@ -39,8 +39,10 @@ def run(options: argparse.Namespace) -> None:
     """
     import asyncio
     import contextlib
+    import logging
 
     folder = existing_folder(options.FOLDER, "ui")
+    logging.getLogger("asyncrl.server").addHandler(logging.StreamHandler())  # tracebacks, to stderr
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(folder.resolve(), options.port))
 

@@ -12,6 +12,8 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -376,9 +378,11 @@ def test_its_page_is_one_offline_file() -> None:
 # --- the command ----------------------------------------------------------------------------------------
 
 
-def start_ui(*arguments: str) -> subprocess.Popen[str]:
+def start_ui(*arguments: str, before: str = "pass") -> subprocess.Popen[str]:
+    """Start `asyncrl ui`, in a process that runs the statements `before` first."""
+    script = f"import runpy; {before}; runpy.run_module('asyncrl', run_name='__main__', alter_sys=True)"
     return subprocess.Popen(
-        [sys.executable, "-m", "asyncrl", "ui", *arguments],
+        [sys.executable, "-c", script, "ui", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -396,6 +400,23 @@ def test_the_command_serves_until_ctrl_c(folder: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
         assert (process.returncode, err) == (0, "")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_traceback_of_a_failed_handler_is_printed(folder: Path) -> None:
+    process = start_ui(str(folder), before="import asyncrl.server.folder as f; f.runs_answer = None")
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[1].partition("/#")[0]
+        with pytest.raises(urllib.error.HTTPError) as failed:
+            urllib.request.urlopen(f"{address}/runs", timeout=PATIENCE_SECONDS)
+        with failed.value:
+            assert failed.value.code == 500
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+        assert "Traceback" in err and "'NoneType' object is not callable" in err
     finally:
         process.kill()
         process.communicate()
