@@ -714,7 +714,7 @@ class Run:
         await self.group.learn(self.learner)
         if not self._ended.done():  # the steps are used up, but copies may still wait for evaluation
             self.schedule.training_ended()  # the clock stops before the disk is waited for
-            await self.saver.save_before_evaluating()
+            await self.saver.save_after_training()
         self.schedule.training_ended(limited=True)
 
     async def _watch(self) -> None:
@@ -803,7 +803,7 @@ class Run:
         evaluation, failure = self.schedule.last if reached else None, None
         try:
             if weights is not None and (learned or error is None):
-                await self.saver.save_before_evaluating(weights)
+                await self.saver.save_after_training(weights, evaluation)
             if (
                 error is None
                 and reason in COMPLETE
@@ -842,7 +842,7 @@ class Run:
             lambda done: self.reporter.show_state("evaluating", final_evaluation=done),
         )
         if evaluation is not None:
-            await self.saver.save_before_evaluating(weights)  # again, with this evaluation
+            await self.saver.save_after_training(weights, evaluation)  # again
         return evaluation, failure
 
     async def _last_weights(

@@ -126,15 +126,21 @@ class CheckpointSaver:
             rows_bytes,
         )
 
-    async def save_latest(self, weights: NDArray[np.float32] | None = None) -> str:
-        """Save the learner with these acting weights, or its current ones; returns the path, "" if none was written.
+    async def save_latest(
+        self, weights: NDArray[np.float32] | None = None, evaluation: EvaluationResult | None = None
+    ) -> str:
+        """Save the learner; returns the path, "" if none was written.
 
         A state that is already on disk is not written again: the end of a run saves before every step that may fail.
+
+        Args:
+            weights: acting weights; None saves the learner's current ones.
+            evaluation: an evaluation of these weights.
 
         Raises:
             TrainingDiverged: the weights are NaN or infinite.
         """
-        return await self._save(weights, None)
+        return await self._save(weights, evaluation, best=False)
 
     async def save_best(self, result: EvaluationResult, weights: NDArray[np.float32]) -> None:
         """Save the learner with the best weights so far; if this fails, the next save writes them too.
@@ -145,7 +151,7 @@ class CheckpointSaver:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BEST_SECONDS):
-                await self._save(weights, result)
+                await self._save(weights, result, best=True)
 
     async def save_on_request(self) -> str:
         """Save the learner now; returns the path, "" without a directory.
@@ -168,8 +174,10 @@ class CheckpointSaver:
             await asyncio.sleep(self._run.config.checkpoint_interval_seconds)
             await self.save_latest()
 
-    async def save_before_evaluating(self, weights: NDArray[np.float32] | None = None) -> None:
-        """Save like `save_latest` after training, before anything that may fail or take long.
+    async def save_after_training(
+        self, weights: NDArray[np.float32] | None = None, evaluation: EvaluationResult | None = None
+    ) -> None:
+        """Save like `save_latest`, before anything that may fail or take long and after the final evaluation.
 
         Raises `TrainingDiverged` if they are NaN or infinite. Any other error, or no answer within the limit of a
         step, gives a warning and sets `hangs`; later calls then return at once, so that a disk that hangs is waited
@@ -178,20 +186,26 @@ class CheckpointSaver:
         if self.hangs:
             return
         try:
-            await within_limit(self.save_latest(weights))
+            await within_limit(self.save_latest(weights, evaluation))
         except TrainingDiverged:
             raise
         except Exception as error:
             self.hangs = True
             warn_of_file("the last checkpoint", error)
 
-    async def _save(self, weights: NDArray[np.float32] | None, best: EvaluationResult | None) -> str:
+    async def _save(
+        self, weights: NDArray[np.float32] | None, evaluation: EvaluationResult | None, *, best: bool
+    ) -> str:
         # If the caller is cancelled, the task keeps the lock until its file is written: no two threads write at a time.
-        saving = asyncio.create_task(self._save_in_turn(weights, best), name="save-checkpoint")
+        saving = asyncio.create_task(
+            self._save_in_turn(weights, evaluation, best=best), name="save-checkpoint"
+        )
         saving.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(saving)
 
-    async def _save_in_turn(self, weights: NDArray[np.float32] | None, best: EvaluationResult | None) -> str:
+    async def _save_in_turn(
+        self, weights: NDArray[np.float32] | None, evaluation: EvaluationResult | None, *, best: bool
+    ) -> str:
         if self._directory.path is None:
             return ""
         async with self._turn:
@@ -200,13 +214,15 @@ class CheckpointSaver:
                 if weights is None:
                     weights, _ = await self._learner.current_weights()
                 key = self._state_key(weights)
-                if best is None and self._is_written(key):
+                if not best and self._is_written(key):
                     return self._written[0]
-                state = {"weights": weights, **await self._take(rows=best is None)}
-                meta = self._meta(state["run"]["learner"], best)
-                if best is not None:
+                state = {"weights": weights, **await self._take(rows=not best)}
+                meta = self._meta(state["run"]["learner"], evaluation)
+                if best:
                     kept = self._run.schedule.best_weights
-                    if kept is not None and best is self._run.schedule.best:  # the learner has gone on since
+                    if (
+                        kept is not None and evaluation is self._run.schedule.best
+                    ):  # the learner has gone on since
                         state["critics"] = kept.critics
                         meta = dataclasses.replace(meta, reward_scale=kept.reward_scale)
                     self._unsaved_best = (state, meta)
@@ -214,7 +230,7 @@ class CheckpointSaver:
                     best_state, best_meta = self._unsaved_best
                     path = await self._write(best_state, best_meta, best=True)
                     self._unsaved_best = None
-                if best is None:
+                if not best:
                     path = await self._write(state, meta, best=False)
                     self._written = (path, key)
             except TrainingDiverged:

@@ -856,14 +856,14 @@ class Parts:
     async def critics(self) -> Any:
         return CRITICS
 
-    async def save_latest(self, weights: Any) -> str:
+    async def save_latest(self, weights: Any, evaluation: Any) -> str:
         self._note("save")
         if self.fails == "weights diverged":
             raise errors.TrainingDiverged("the weights became NaN")
         return ""
 
-    async def save_before_evaluating(self, weights: Any) -> None:
-        await CheckpointSaver.save_before_evaluating(self, weights)  # type: ignore[arg-type]
+    async def save_after_training(self, *arguments: Any) -> None:
+        await CheckpointSaver.save_after_training(self, *arguments)  # type: ignore[arg-type]
 
     async def save_best(self, result: Any, weights: Any) -> None: ...
 

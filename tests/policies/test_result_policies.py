@@ -47,9 +47,21 @@ def test_the_best_policy_stands_beside_the_final_one(tmp_path: Path) -> None:
     assert kept.meta.env_steps == best.evaluation.env_steps
     latest = asyncrl.load(tmp_path / "run", checkpoint="latest")
     assert np.array_equal(latest.weights, result.policy.weights)
+    assert latest.meta.return_mean == result.evaluation.return_mean
+    assert latest.meta.env_steps == result.evaluation.env_steps
     obs = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
     file = result.policy.save(tmp_path / "final.policy")
     assert np.array_equal(asyncrl.load(file).predict(obs)[0], result.policy.predict(obs)[0])
+
+
+def test_the_latest_weights_of_a_reached_target_are_those_that_reached_it(tmp_path: Path) -> None:
+    trainer = Trainer("CartPole-v1", RECORD, run_dir=tmp_path, eval_interval_steps=500, **SMALL)
+    result = trainer.learn(total_steps=20_000, target_return=9.0)
+    assert result.stop_reason == "target_return" and result.evaluation is not None
+    latest = asyncrl.load(tmp_path, checkpoint="latest")
+    assert np.array_equal(latest.weights, result.policy.weights)
+    assert latest.meta.return_mean == result.evaluation.return_mean >= 9.0
+    assert latest.meta.env_steps == result.evaluation.env_steps < result.summary["env_steps"]
 
 
 def test_a_run_without_an_evaluation_has_no_best() -> None:

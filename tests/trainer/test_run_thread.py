@@ -335,11 +335,11 @@ def test_a_report_that_fails_costs_no_weights(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_last_save_is_not_training_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def timed(saver: CheckpointSaver, weights: Any = None) -> str:
+    async def timed(saver: CheckpointSaver, *arguments: Any) -> str:
         assert isinstance(run._run, Run)
         clock = run._run.clock
         clocks.append((clock.running, clock.train_seconds))
-        return await save(saver, weights)
+        return await save(saver, *arguments)
 
     save, clocks = CheckpointSaver.save_latest, list[tuple[bool, float]]()
     monkeypatch.setattr(CheckpointSaver, "save_latest", timed)
