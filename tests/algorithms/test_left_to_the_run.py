@@ -122,6 +122,10 @@ def test_a_gradient_step_of_a2c_has_20_steps_or_more_and_64_with_real_valued_act
     assert A2C(**options).for_run(config, BOX).minibatches == real
     assert IMPALA(**options).for_run(config, SPEC).minibatches == 1
     assert IMPALA(**options).for_run(config, BOX).minibatches == real
+    if "minibatches" not in options:  # as many streams of past segments make twice as many gradient steps
+        past = options.get("segments_per_batch", actors)
+        twice = IMPALA(**options, past_segments=64, past_per_batch=past).for_run(config, BOX)
+        assert real == 1 or twice.minibatches == 2 * real
 
 
 @pytest.mark.parametrize(("kind", "length"), [(A2C, 5), (IMPALA, 20)])
