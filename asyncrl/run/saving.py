@@ -326,6 +326,7 @@ class CheckpointSaver:
             "env_kwargs": self._run.env_kwargs.state(),
             "evaluations": _columns(schedule.evaluations),
             "rounds": schedule.rounds,
+            "has_final": schedule.has_final,
             "pending": [
                 {**vars(timed.copy), "other_steps": timed.other_steps} for timed in schedule.pending()
             ],

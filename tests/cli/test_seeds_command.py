@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -21,7 +24,9 @@ from asyncrl.actors.forkserver import ForkServer
 from asyncrl.cli.runs_shown import how_it_ended
 from asyncrl.cli.seeds import summary
 from asyncrl.cli.train import SeedOptions, parse, run
-from asyncrl.errors import ConfigurationError, EnvironmentRaised, StoppedWhileStarting
+from asyncrl.config import TrainerConfig
+from asyncrl.errors import ConfigurationError, EnvironmentRaised, ResourceError, StoppedWhileStarting
+from asyncrl.run.job import Job
 from asyncrl.show.kept_run import KeptRun
 from asyncrl.show.run_groups import group_runs
 from asyncrl.show.runs_view import RunRow, RunsConsole, RunsView, runs_screen
@@ -133,23 +138,43 @@ def test_lines_of_text_say_each_end_and_page_once() -> None:
 
 
 def test_the_directories_are_one_argument_of_a_shell(tmp_path: Path) -> None:
-    folders = [tmp_path / f"CartPole-v1-dqn-s{seed}-20260101-120000" for seed in (0, 1, 12)]
-    for folder in folders:
-        folder.mkdir()
+    folders = {seed: tmp_path / f"CartPole-v1-dqn-s{seed}-20260101-120000" for seed in (0, 1, 12)}
+    for folder in folders.values():
+        left_by_a_run(folder)
     text = summary(SeedResults({}, {}), folders)
     argument = text.partition("asyncrl plot ")[2].splitlines()[0]
     assert argument == f"{tmp_path}/CartPole-v1-dqn-s{{0,1,12}}-20260101-120000"
     shell = subprocess.run(["bash", "-c", f"echo {argument}"], capture_output=True, text=True)
-    assert shell.stdout.split() == list(map(str, folders))
+    assert shell.stdout.split() == list(map(str, folders.values()))
 
 
 def test_folders_that_differ_in_more_than_the_seed_are_named_one_by_one(tmp_path: Path) -> None:
     """As where another command of the same second has taken a name."""
-    folders = [tmp_path / f"CartPole-v1-dqn-s{name}" for name in ("0-20260101-120000", "1-20260101-120000-2")]
-    for folder in folders:
-        folder.mkdir()
+    names = {0: "0-20260101-120000", 1: "1-20260101-120000-2"}
+    folders = {seed: left_by_a_run(tmp_path / f"CartPole-v1-dqn-s{name}") for seed, name in names.items()}
     text = summary(SeedResults({}, {}), folders)
-    assert text.partition("asyncrl plot ")[2].splitlines()[0].split() == list(map(str, folders))
+    assert text.partition("asyncrl plot ")[2].splitlines()[0].split() == list(map(str, folders.values()))
+
+
+def test_only_runs_are_suggested_and_those_that_can_go_on_are_named(tmp_path: Path) -> None:
+    """Stopped while it started, lost before it had written its options, killed with a checkpoint, and finished."""
+    folders = {seed: left_by_a_run(tmp_path / f"s{seed}") for seed in range(4)}
+    (folders[1] / "config.toml").unlink()
+    for seed in (2, 3):
+        (folders[seed] / "checkpoints" / "latest").touch()
+    errors = {0: StoppedWhileStarting("stopped"), 1: ResourceError("killed"), 2: ResourceError("killed")}
+    finished: Any = SimpleNamespace(
+        summary={"state": "finished", "env_steps": 1, "train_seconds": 1.0},
+        evaluation=None,
+        best=None,
+        stop_reason="total_steps",
+    )
+    text = summary(SeedResults({3: finished}, errors), folders)
+    assert f"asyncrl plot {tmp_path}/s{{2,3}}\n" in text
+    assert [line.split()[-1] for line in text.splitlines() if "asyncrl resume" in line] == [f"{folders[2]}"]
+    alone = SeedResults({}, {0: errors[0]})
+    assert summary(alone, {0: folders[0]}).endswith("\nfiles         none")
+    assert summary(alone, {0: None}).endswith("none (they are kept without --run-dir none)")
 
 
 def test_a_run_that_was_stopped_while_it_started_has_not_failed() -> None:
@@ -159,6 +184,37 @@ def test_a_run_that_was_stopped_while_it_started_has_not_failed() -> None:
     assert SeedResults({}, {3: stopped}).rows() == [
         "seed 3      stopped while it started; it leaves no policy"
     ]
+
+
+@pytest.mark.parametrize("seeds", [[], ["--seeds", "2"]])
+def test_a_run_that_was_stopped_while_it_started_leaves_no_folder(
+    seeds: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stopped = StoppedWhileStarting("The run was stopped while it started; it leaves no policy.")
+
+    def train(config: TrainerConfig, *_: object) -> int:
+        left_by_a_run(Path(config.run_dir or ""))
+        raise stopped
+
+    def train_all(_: object, jobs: dict[int, Job], at_once: int) -> Iterator[Ended]:
+        for seed, job in jobs.items():
+            left_by_a_run(Path(job.config.run_dir or ""))
+            yield Ended(seed, None, stopped)
+
+    monkeypatch.setenv("ASYNCRL_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr("asyncrl.cli.training.train", train)
+    monkeypatch.setattr("asyncrl.cli.seeds.train_all", train_all)
+    with contextlib.suppress(StoppedWhileStarting):
+        run(parse([*TRAIN, *seeds]), ForkServer())
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def left_by_a_run(folder: Path) -> Path:
+    """Make the folder of a run that has made no step."""
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "config.toml").touch()
+    (folder / "summary.json").write_text('{"env_steps": 0}')
+    return folder
 
 
 def test_ctrl_c_during_the_imports_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
