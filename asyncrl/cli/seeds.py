@@ -11,6 +11,7 @@ from asyncrl.cli.interrupts import EXIT_CODE, Interrupts
 from asyncrl.cli.output import print_error, without_waiting
 from asyncrl.cli.run_name import remove_if_never_trained
 from asyncrl.cli.runs_shown import RunsShown
+from asyncrl.cli.training import keep_elsewhere
 from asyncrl.config import TrainerConfig, usable_cores
 from asyncrl.errors import AsyncRLError, ResourceError, StoppedWhileStarting, describe_error
 from asyncrl.protocols import Algorithm
@@ -59,9 +60,18 @@ def train_seeds(
     for seed, error in results.errors.items():
         if isinstance(error, StoppedWhileStarting) and (folder := folders[seed]) is not None:
             remove_if_never_trained(folder)
-    text = summary(results, folders)
+    kept = [keep_elsewhere(result, _file_name(result.run_dir)) for result in results.results.values()]
+    text = "\n".join([summary(results, folders), *filter(None, kept)])
     without_waiting("stdout", lambda: print(text, flush=True))
     return _exit_code(results, interrupts)
+
+
+def _file_name(run_dir: Path | None) -> str:
+    """Name for the policy of a seed's run: `runs/x/s3` is `x-s3`."""
+    if run_dir is None:
+        return ""
+    folder = f"{run_dir.parent.name}-" if re.fullmatch(r"s\d+", run_dir.name) else ""
+    return folder + run_dir.name
 
 
 def pace(config: TrainerConfig, at_once: int) -> str:

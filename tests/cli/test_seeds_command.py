@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -20,6 +21,8 @@ from rich.console import Console
 from snapshots import make_snapshot
 from waiting import PATIENCE_SECONDS, is_running, wait_until
 
+import asyncrl
+from asyncrl import DQN, Trainer
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.cli.runs_shown import how_it_ended
 from asyncrl.cli.seeds import summary
@@ -228,6 +231,28 @@ def test_ctrl_c_during_the_imports_leaves_no_folder(monkeypatch: pytest.MonkeyPa
     with pytest.raises(KeyboardInterrupt):
         run(options("--seeds", "2"), ForkServer())
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_policies_of_seeds_whose_disk_stays_full_are_kept_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ended(job: Job) -> Ended:
+        unsaved = "No space left on device"
+        made = Trainer("CartPole-v1", DQN(hidden_sizes=(4,)), **small).learn(8)
+        return Ended(
+            job.config.seed,
+            dataclasses.replace(made, run_dir=Path(job.config.run_dir or ""), unsaved=unsaved),
+            None,
+        )
+
+    small: dict[str, Any] = {"num_actors": 1, "envs_per_actor": 2, "http": "off", "target_eval_episodes": 1}
+    monkeypatch.setattr("asyncrl.cli.seeds.train_all", lambda _, jobs, at_once: map(ended, jobs.values()))
+    monkeypatch.chdir(tmp_path)
+    assert run(options("--seeds", "2", "--run-dir", str(tmp_path / "x")), ForkServer()) == 4
+    out = capsys.readouterr().out
+    for seed in (0, 1):
+        assert f"policy        {tmp_path}/x-s{seed}.policy (the last checkpoint could not be written" in out
+        assert asyncrl.load(tmp_path / f"x-s{seed}.policy").meta.algo == "dqn"
 
 
 # --- the whole command ------------------------------------------------------------------------------------------------
