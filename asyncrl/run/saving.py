@@ -5,7 +5,8 @@ Writing may fail because the disk is full, or the directory is gone or read-only
 
 A checkpoint holds
 
-    always                       acting weights; critics, for the values of a loaded policy
+    always                       acting weights; critics, for the values of a loaded policy; the best checkpoint has
+                                 those that were evaluated, and beside them the learner's own, some steps newer
                                  learner: network, optimiser, schedules' counters, normalisers, generators, pace,
                                  staleness and lag; evaluations so far and weights that wait for one; training episodes;
                                  clocks; positions of the rings
@@ -205,6 +206,12 @@ class CheckpointSaver:
                 state = {"weights": weights, **await self._take(rows=best is None)}
                 meta = self._meta(state["run"]["learner"], best)
                 if best is not None:
+                    current, _ = await self._learner.current_weights()
+                    state["current"] = {
+                        "weights": current,
+                        "critics": state["critics"],
+                        "reward_scale": meta.reward_scale,
+                    }
                     kept = self._run.schedule.best_weights
                     if kept is not None and best is self._run.schedule.best:  # the learner has gone on since
                         state["critics"] = kept.critics
