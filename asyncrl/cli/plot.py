@@ -104,14 +104,17 @@ def _refuse_choices(options: argparse.Namespace, what: str) -> None:
 
 def _no_metric(metric: str, runs: Sequence[KeptRun]) -> ConfigurationError:
     """Error for a metric that no run has, with those that there are by their sections, the most similar ones first."""
+    from asyncrl.show.metrics import METRIC_NAMES
+
     names = list(dict.fromkeys(name for run in runs for name in run.last_values()))
-    near = difflib.get_close_matches(metric, names, n=3, cutoff=0.4)
+    misspelt = metric not in METRIC_NAMES
+    near = difflib.get_close_matches(metric, names, n=3, cutoff=0.4) if misspelt else []
     sections: dict[str, list[str]] = {"nearest": near, "logged": []}
     for name in names:
         sections.setdefault("logged" if is_logged(name) else name.partition("/")[0], []).append(name)
     fix = "name one of these with --metric" if names else "wait until a run has reported"
     return ConfigurationError(
-        f"no run has {metric}",
+        f"no run has {metric}" if misspelt else f"no run has reported {metric}",
         facts={"runs": len(runs)} | {name: ", ".join(own) for name, own in sections.items() if own},
         fix=f"did you mean --metric {near[0]}?" if near else fix,
     )

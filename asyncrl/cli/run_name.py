@@ -72,9 +72,9 @@ def _is_named(run_dir: Path) -> bool:
 
 
 def remove_if_never_trained(run_dir: Path) -> None:
-    """Remove a directory named by `new_run_dir` whose run failed before its first step, and `runs` if it is empty then.
+    """Remove a directory named by `new_run_dir` whose run ended before its first step, and `runs` if it is empty then.
 
-    Otherwise a misspelt environment would leave one at every attempt. The error message is sufficient.
+    Otherwise a misspelt environment, and Ctrl-C at the start, leave one at every attempt. The message is sufficient.
     """
     if not _is_named(run_dir):
         return

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from asyncrl.cli.interrupts import EXIT_CODE, Interrupts
 from asyncrl.cli.output import print_error, without_waiting
+from asyncrl.cli.run_name import remove_if_never_trained
 from asyncrl.cli.runs_shown import RunsShown
+from asyncrl.cli.training import keep_elsewhere
 from asyncrl.config import TrainerConfig, usable_cores
 from asyncrl.errors import AsyncRLError, ResourceError, StoppedWhileStarting, describe_error
 from asyncrl.protocols import Algorithm
+from asyncrl.show.kept_run import is_run
 from asyncrl.show.runs_view import RunRow
 from asyncrl.trainer.run_pool import Ended, RunPool, runs_at_once
 from asyncrl.trainer.seeds import SeedResults, collected, jobs, train_all
@@ -54,9 +57,21 @@ def train_seeds(
                 ends[event.key] = event
             shown.take(event)
     results = collected(list(folders), ends)
-    text = summary(results, folders.values())
+    for seed, error in results.errors.items():
+        if isinstance(error, StoppedWhileStarting) and (folder := folders[seed]) is not None:
+            remove_if_never_trained(folder)
+    kept = [keep_elsewhere(result, _file_name(result.run_dir)) for result in results.results.values()]
+    text = "\n".join([summary(results, folders), *filter(None, kept)])
     without_waiting("stdout", lambda: print(text, flush=True))
     return _exit_code(results, interrupts)
+
+
+def _file_name(run_dir: Path | None) -> str:
+    """Name for the policy of a seed's run: `runs/x/s3` is `x-s3`."""
+    if run_dir is None:
+        return ""
+    folder = f"{run_dir.parent.name}-" if re.fullmatch(r"s\d+", run_dir.name) else ""
+    return folder + run_dir.name
 
 
 def pace(config: TrainerConfig, at_once: int) -> str:
@@ -65,15 +80,27 @@ def pace(config: TrainerConfig, at_once: int) -> str:
     return f"{at_once} at a time ({cores} core{'s' * (cores > 1)}, {processes} processes a run)"
 
 
-def summary(results: SeedResults, folders: Iterable[Path | None]) -> str:
+def summary(results: SeedResults, folders: Mapping[int, Path | None]) -> str:
     """Closing lines: a line per seed, statistics of the final returns, and suggested commands."""
-    kept = [folder for folder in folders if folder is not None and folder.exists()]
+    kept = {
+        seed: folder
+        for seed, folder in folders.items()
+        if folder is not None
+        and not isinstance(results.errors.get(seed), StoppedWhileStarting)
+        and is_run(folder)
+    }
     lines = [*results.rows(), results.statistics()]
-    if kept:
-        lines += [f"files         {_together(kept)}", f"next          asyncrl plot {_together(kept)}"]
-        lines.append(f"{'':<13} asyncrl ls {shlex.quote(str(kept[0].parent))} --groups")
-    else:
-        lines.append("files         none (they were kept without --run-dir none)")
+    if not kept:
+        why = "" if any(folders.values()) else " (they are kept without --run-dir none)"
+        return "\n".join([*lines, f"files         none{why}"])
+    paths = list(kept.values())
+    lines += [f"files         {_together(paths)}", f"next          asyncrl plot {_together(paths)}"]
+    lines.append(f"{'':<13} asyncrl ls {shlex.quote(str(paths[0].parent))} --groups")
+    ended = {seed for seed, result in results.results.items() if result.summary["state"] == "finished"}
+    to_resume = [
+        kept[seed] for seed in kept if seed not in ended and (kept[seed] / "checkpoints" / "latest").exists()
+    ]
+    lines += [f"{'':<13} asyncrl resume {shlex.quote(str(folder))}" for folder in to_resume]
     return "\n".join(lines)
 
 

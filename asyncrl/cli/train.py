@@ -29,7 +29,7 @@ from asyncrl.cli.train_flags import (
     reported_as_usage,
 )
 from asyncrl.config import OF_AGENTS, TrainerConfig, with_final_episodes
-from asyncrl.errors import UserError
+from asyncrl.errors import StoppedWhileStarting, UserError
 from asyncrl.options import option_values, parse_count
 from asyncrl.protocols import Algorithm
 from asyncrl.storage.config_file import TRAINER, make_record, read_config
@@ -201,7 +201,7 @@ def run(options: tuple[TrainerConfig, Algorithm] | SeedOptions, server: ForkServ
             from asyncrl.cli.training import train
 
             return train(config, algorithm, server, interrupts)
-        except UserError:
+        except (UserError, StoppedWhileStarting):
             if config.run_dir is not None:
                 remove_if_never_trained(Path(config.run_dir))
             raise

@@ -154,16 +154,17 @@ def _target_line(summary: dict[str, Any]) -> list[str]:
     ]
 
 
-def keep_elsewhere(result: TrainResult) -> str:
+def keep_elsewhere(result: TrainResult, name: str = "") -> str:
     """Write the policy to the working directory, or else to the temporary directory; return lines that say where.
 
-    Returns "" for a run whose checkpoint was written, or that has no run directory.
+    `name` is that of the file without its suffix, by default the run directory's. Returns "" for a run whose checkpoint
+    was written, or that has no run directory.
     """
     if not result.unsaved or result.run_dir is None:
         return ""
     for place in _PLACES:
         try:
-            path = result.policy.save(_free_name(Path(place()).absolute(), result.run_dir.name))
+            path = result.policy.save(_free_name(Path(place()).absolute(), name or result.run_dir.name))
         except Exception as error:  # whatever the reason is, the next place may do
             failure = error_text(error)
         else:

@@ -84,6 +84,7 @@ def _named(source: EnvSource) -> Any:
         changed = source.kind == "changed"
         env_id = unpack_changes(source.payload)[0] if changed else source.payload.decode()
         return find(env_id, source.main_only)
+    source.require_present()
     return pickle.loads(source.payload)
 
 

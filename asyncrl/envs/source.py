@@ -51,12 +51,14 @@ if TYPE_CHECKING:
     from asyncrl.envs.agents import AgentsEnv
 
 
-EnvKind = Literal["id", "changed", "spec", "factory"]
+EnvKind = Literal["id", "changed", "spec", "factory", "absent"]
 """Kind of source of an environment; see `EnvSource`."""
 
 
 _EXAMPLES = {"observation_space": "Box(-1.0, 1.0, (4,))", "action_space": "Discrete(2)"}
 """The two spaces of an environment, and one of gymnasium.spaces for each, for an error's text."""
+_SPEC, _BEGINNING = b"gymnasium.envs.registration", 64
+"""Module that the pickle of a gymnasium spec names among its first bytes."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,10 @@ class EnvSource:
 
     Attributes:
         name: the id, or the factory's qualified name.
-        kind: `"id"`, `"changed"` (an id with keyword arguments or wrappers), `"spec"` (gymnasium's) or `"factory"`.
+        kind: `"id"`, `"changed"` (an id with keyword arguments or wrappers), `"spec"` (gymnasium's), `"factory"`, or
+            `"absent"`, a factory that was left out of a file.
         payload: the id as UTF-8, the id and its changes as JSON, or the cloudpickled spec or factory, which is
-            unpickled only in the process that builds it.
+            unpickled only in the process that builds it; empty where it is absent.
         main_only: the id is registered only by the main script, in this process, so actors cannot make it.
         levels: environments of evaluations with their names, "" for a single one; empty for this environment.
         evaluated: the environment of evaluations as it was given, without the keyword arguments of evaluations and
@@ -213,7 +216,8 @@ class EnvSource:
             ConfigurationError: the file cannot be read (ASYNC017).
         """
         try:
-            return cls(name, "factory", path.read_bytes())
+            pickled = path.read_bytes()
+            return cls(name, "spec" if _SPEC in pickled[:_BEGINNING] else "factory", pickled)
         except OSError as error:
             raise ConfigurationError(
                 f"the environment {name} cannot be read: {error.strerror}",
@@ -240,6 +244,7 @@ class EnvSource:
             EnvironmentNotBuilt: unpickling or the constructor failed, or its result is no environment (ASYNC004).
             OldGymAPI: it is an environment of the old gym (ASYNC013).
             SpacesDoNotFit: it has several agents with different spaces (ASYNC005).
+            ConfigurationError: it is absent (ASYNC017).
         """
         import gymnasium
         from gymnasium.error import DependencyNotInstalled
@@ -290,6 +295,7 @@ class EnvSource:
             env_id, kwargs, wrappers = unpack_changes(self.payload)
             inner = EnvSource(self.name, "id", env_id.encode(), self.main_only)._maker(training)
             return lambda **more: wrapped(inner(**kwargs | more), wrappers)
+        self.require_present()
         import gymnasium
 
         by_id = self.kind == "id"
@@ -305,6 +311,15 @@ class EnvSource:
             if is_atari(spec):
                 return partial(make_atari, spec, training)
         return partial(gymnasium.make, spec, disable_env_checker=True)
+
+    def require_present(self) -> None:
+        """Raise `ConfigurationError` (ASYNC017) if the environment is absent."""
+        if self.kind == "absent":
+            raise ConfigurationError(
+                f"the environment {self.name} is a function of the author's, which is not in the policy's file",
+                fix="make it yourself: asyncrl eval POLICY --env my_module:MyEnv, or in Python env = MyEnv() and "
+                "policy.predict(obs)",
+            )
 
     def _require_spaces(self, env: gymnasium.Env[Any, Any]) -> None:
         """Raise `EnvironmentNotBuilt` (ASYNC004) unless the environment has both spaces."""

@@ -20,7 +20,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from asyncrl.acting.recurrent import memory_of
 from asyncrl.envs.registered import extra_of
+from asyncrl.envs.source import EnvKind
 from asyncrl.errors import AsyncRLError, ConfigurationError, ResourceError, error_text
 from asyncrl.policies.policy_file import PolicyFile, write_policy
 from asyncrl.policies.portable_policy import PortablePolicy
@@ -92,10 +94,11 @@ def push(
 
 
 def _without_pickles(file: PolicyFile) -> PolicyFile:
-    """The file without a pickled environment, whose name stays: it is an id if the pickle is gymnasium's spec."""
-    if file.environment_kind in ("id", "changed"):
+    """The file without a pickled environment, whose name stays: that of gymnasium's spec is an id."""
+    if file.environment_kind in ("id", "changed", "absent"):
         return file
-    return dataclasses.replace(file, environment_kind="id", environment=None)
+    kind: EnvKind = "id" if file.environment_kind == "spec" else "absent"
+    return dataclasses.replace(file, environment_kind=kind, environment=None)
 
 
 def require_pushable(policy: PortablePolicy, repo: str) -> None:
@@ -133,7 +136,8 @@ def model_card(policy: PortablePolicy, repo: str, evaluation: Mapping[str, Any],
         "written by": f"asyncrl {meta.asyncrl_version}",
     }
     by_id = policy.source.kind in ("id", "changed", "spec")
-    unbuilt = "The environment is a function of the author's, which is not in the file: make it yourself.\n\n"
+    unbuilt = "The environment is a function of the author's, which is not in the file: make it yourself.\n"
+    watch = f"enjoy {SCHEME}{repo}" if by_id else f"eval {SCHEME}{repo} --env my_module:MyEnv"
     chosen = license_name != "unknown"
     extras = ",".join(filter(None, ("hub", extra_of(meta.env))))
     return "\n".join(
@@ -144,7 +148,7 @@ def model_card(policy: PortablePolicy, repo: str, evaluation: Mapping[str, Any],
             *(f"| {name} | {value} |" for name, value in rows.items()),
             "\n## Watch it\n",
             "" if by_id else unbuilt,
-            f'```sh\npip install "asyncrl[{extras}]"\nasyncrl enjoy {SCHEME}{repo}\n```\n',
+            f'```sh\npip install "asyncrl[{extras}]"\nasyncrl {watch}\n```\n',
             "## Use it\n",
             f'```python\nimport asyncrl\n\npolicy = asyncrl.load("{SCHEME}{repo}")',
             f"{_call_of_predict(policy)}\n```\n",
@@ -156,9 +160,25 @@ def model_card(policy: PortablePolicy, repo: str, evaluation: Mapping[str, Any],
 
 
 def _call_of_predict(policy: PortablePolicy) -> str:
-    if policy.spec.agents:
-        return "actions, _ = policy.predict(observations)  # {agent: observation} of the agents that go on"
-    return "action, _ = policy.predict(obs)"
+    """Lines that make an action; a policy with a state, a memory or a stack of frames, gives it back."""
+    of_agents = "  # {agent: observation} of the agents that go on"
+    given, got, comment = (
+        ("observations", "actions", of_agents) if policy.spec.agents else ("obs", "action", "")
+    )
+    parts = getattr(policy.policy, "parts", (policy.policy,))
+    if all(memory_of(part) is None and part.frame_stack == 1 for part in parts):
+        return f"{got}, _ = policy.predict({given}){comment}"
+    if all(memory_of(part) is None for part in parts):
+        stacks = (
+            f"# Of stacks of observations, as policy.make_env() gives: {got}, _ = policy.predict({given})"
+        )
+        return f"{stacks}\n{_call_with_state(given, got, comment)}"
+    return _call_with_state(given, got, comment)
+
+
+def _call_with_state(given: str, got: str, comment: str) -> str:
+    call = f"{got}, state = policy.predict({given}, state=state, episode_start=start){comment}"
+    return f"state, start = None, True  # where an episode begins\n{call}\nstart = False"
 
 
 def _front_matter(policy: PortablePolicy, reached: str, license_name: str) -> list[str]:

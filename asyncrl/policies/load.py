@@ -92,7 +92,7 @@ def _from_hub(
 def _from_file(
     path: Path, network: NetworkFactory | None, trusted: bool, pickles: bool = True
 ) -> PortablePolicy:
-    """Load a policy file; without `pickles` its environment is that of its name, whatever the file holds."""
+    """Load a policy file; without `pickles` the environment of a gymnasium spec is its id, one of a factory absent."""
 
     def check(meta: CheckpointMeta, weights: int, own: bool) -> None:
         if own and network is None:
@@ -101,9 +101,12 @@ def _from_file(
             _algorithm(path, meta, weights, network if own else None)
 
     def source() -> EnvSource:
-        if file.environment is None or (not pickles and file.environment_kind != "changed"):
+        kind, payload = file.environment_kind, file.environment
+        if kind == "id" or (kind == "spec" and not pickles):
             return EnvSource.from_user(file.meta.env)
-        return EnvSource(file.meta.env, file.environment_kind, file.environment)
+        if payload is None or (kind == "factory" and not pickles):
+            return EnvSource(file.meta.env, "absent", b"")
+        return EnvSource(file.meta.env, kind, payload)
 
     file = read_policy_file(path, check)
     pickled, own = file.network, None

@@ -3,8 +3,8 @@
     header          "meta"      `CheckpointMeta`
                     "environment"   its kind: see `EnvSource`
     weights         F32 [n]     flat weights of the acting policy, statistics of the observations included
-    environment     U8 [k]      unless the environment is a plain id: id, keyword arguments and wrappers as JSON, or a
-                                cloudpickled factory or gymnasium spec
+    environment     U8 [k]      unless the environment is a plain id, or absent: id, keyword arguments and wrappers
+                                as JSON, or a cloudpickled factory or gymnasium spec
     network         U8 [m]      cloudpickled factory of a user-defined network
     critics         F32 [C, P]  weights of the critics, if they were wanted; see `acting.critics`
 
@@ -27,6 +27,8 @@ from asyncrl.storage.tensor_file import FileKind, Shapes, read_tensors, refused,
 
 MAX_PICKLE_BYTES = 256 << 20
 """Maximum length of the pickle of an environment or a network."""
+WITHOUT_PAYLOAD = ("id", "absent")
+"""Kinds of environments of which a file holds no more than the name."""
 _DTYPES = {"weights": "float32", "environment": "uint8", "network": "uint8", "critics": "float32"}
 ANOTHER = "choose another policy file, a checkpoint or a run's directory, or save the policy again"
 POLICY = FileKind("policy", "the policy", lambda path: ANOTHER)
@@ -39,7 +41,8 @@ class PolicyFile:
     Attributes:
         meta: algorithm, options, environment and training progress.
         weights: flat `[weight_count]` float32.
-        environment_kind, environment: kind and payload of the `EnvSource`; payload None if `meta.env` is its id.
+        environment_kind, environment: kind and payload of the `EnvSource`; payload None if `meta.env` is its id, or
+            all that is known of it.
         network: pickle of the factory of a user-defined network, else None.
         critics: `[C, P]` float32, or None.
     """
@@ -99,7 +102,7 @@ def read_policy_file(
         if len(shapes.get("critics", (0, 0))) != 2:
             raise ValueError(f"critics have shape {shapes['critics']}")
         kind = header["environment"]
-        if kind not in get_args(EnvKind) or (kind != "id") != ("environment" in shapes):
+        if kind not in get_args(EnvKind) or (kind in WITHOUT_PAYLOAD) == ("environment" in shapes):
             raise ValueError(f"environment is {kind!r}")
         meta = meta_from_json(header["meta"])
         check(meta, weight_count, "network" in shapes)

@@ -28,7 +28,7 @@ from asyncrl.envs.rendering import build_rendering, with_frame_stack
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError, ConfigurationError
 from asyncrl.interfaces import AgentPolicy, BoxAction, DiscreteAction
-from asyncrl.policies.policy_file import PolicyFile, write_policy
+from asyncrl.policies.policy_file import WITHOUT_PAYLOAD, PolicyFile, write_policy
 from asyncrl.protocols import Algorithm, Policy
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.show.numbers import of_return
@@ -344,7 +344,7 @@ class PortablePolicy(TrainedPolicy):
             meta,
             self.weights,
             self.source.kind,
-            None if self.source.kind == "id" else self.source.payload,
+            None if self.source.kind in WITHOUT_PAYLOAD else self.source.payload,
             None if network is None else pack_network(network),
             self.critics if critics else None,
         )

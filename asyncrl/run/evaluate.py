@@ -125,6 +125,7 @@ class EvaluationSchedule:
             evaluated, or None.
         holds_training: whether training is held for an evaluation, or has ended before the evaluations have.
         rounds: number of copies that were evaluated, including failed evaluations.
+        has_final: whether the final evaluation was made.
     """
 
     def __init__(self, run: EvaluatedRun) -> None:
@@ -133,7 +134,7 @@ class EvaluationSchedule:
         self._arrived: deque[TimedCopy] = deque()
         """Copies that wait."""
         self._changed = asyncio.Event()
-        self.rounds = 0
+        self.rounds, self.has_final = 0, False
         self._current: TimedCopy | None = None
         self._failures = 0
         self._warned = False
@@ -284,6 +285,7 @@ class EvaluationSchedule:
         weights, version = await self._learner.current_weights()
         copy = WeightSnapshot(weights, version, self._learner.updates, self._learner.inserted_steps)
         result = await self._play(self._timed(copy), episodes, (FINAL,))
+        self.has_final = True
         await self._record(result, weights, (FINAL,))
         return result
 

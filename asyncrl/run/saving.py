@@ -5,7 +5,8 @@ Writing may fail because the disk is full, or the directory is gone or read-only
 
 A checkpoint holds
 
-    always                       acting weights; critics, for the values of a loaded policy
+    always                       acting weights; critics, for the values of a loaded policy; the best checkpoint has
+                                 those that were evaluated, and beside them the learner's own, some steps newer
                                  learner: network, optimiser, schedules' counters, normalisers, generators, pace,
                                  staleness and lag; evaluations so far and weights that wait for one; training episodes;
                                  clocks; positions of the rings
@@ -219,12 +220,18 @@ class CheckpointSaver:
                 state = {"weights": weights, **await self._take(rows=not best)}
                 meta = self._meta(state["run"]["learner"], evaluation)
                 if best:
-                    kept = self._run.schedule.best_weights
-                    if (
-                        kept is not None and evaluation is self._run.schedule.best
-                    ):  # the learner has gone on since
-                        state["critics"] = kept.critics
-                        meta = dataclasses.replace(meta, reward_scale=kept.reward_scale)
+                    current, _ = await self._learner.current_weights()
+                    state["current"] = {
+                        "weights": current,
+                        "critics": state["critics"],
+                        "reward_scale": meta.reward_scale,
+                    }
+                    schedule = (
+                        self._run.schedule
+                    )  # the learner has gone on since the copy of its best weights
+                    if schedule.best_weights is not None and evaluation is schedule.best:
+                        state["critics"] = schedule.best_weights.critics
+                        meta = dataclasses.replace(meta, reward_scale=schedule.best_weights.reward_scale)
                     self._unsaved_best = (state, meta)
                 if self._unsaved_best is not None:
                     best_state, best_meta = self._unsaved_best
@@ -342,6 +349,7 @@ class CheckpointSaver:
             "env_kwargs": self._run.env_kwargs.state(),
             "evaluations": _columns(schedule.evaluations),
             "rounds": schedule.rounds,
+            "has_final": schedule.has_final,
             "pending": [
                 {**vars(timed.copy), "other_steps": timed.other_steps} for timed in schedule.pending()
             ],

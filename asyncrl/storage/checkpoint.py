@@ -13,7 +13,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ from asyncrl.storage.tensor_file import (
 
 __all__ = ["CHECKPOINT", "CheckpointFolder", "CheckpointMeta", "SavedPolicy", "load", "read_policy", "save"]
 
+LATEST = "latest"
+
 
 @dataclass(frozen=True)
 class SavedPolicy:
@@ -60,7 +62,7 @@ def save(path: Path, state: Mapping[str, Any], meta: CheckpointMeta) -> None:
     Args:
         path: the file; its directory must exist.
         state: nested dicts, lists and tuples of tensors, NumPy arrays, numbers, strings, bytes and None. `read_policy`
-            returns the entries `"weights"` (flat float32) and `"critics"`.
+            returns the entries `"weights"` (flat float32) and `"critics"`, or those of `"current"`.
         meta: the header.
 
     Raises:
@@ -95,11 +97,18 @@ def load(
 def read_policy(path: Path) -> SavedPolicy:
     """Read the weights of a checkpoint, and the header from which their policy is built; without torch.
 
+    A file that was written for the best evaluation has the weights that were evaluated and those of its own steps. The
+    latter are read by its number of steps and as `latest`, the former by any other name, as `best`.
+
     Raises:
         CheckpointError: see `load`; or the checkpoint has no weights, or they are NaN or infinite.
     """
     tree, meta, arrays = _read(path)
-    state = _state(path, tree, arrays, only=("weights", "critics"))
+    state = _state(path, tree, arrays, only=("weights", "critics", "current"))
+    if isinstance(current := state.get("current"), dict) and (path.name.isdecimal() or path.name == LATEST):
+        state, scale = current, current.get("reward_scale")
+        scale = float(scale) if isinstance(scale, int | float) else None
+        meta = replace(meta, weights_env_steps=None, return_mean=None, reward_scale=scale)
     weights: Any = state.get("weights")
     critics: Any = state.get("critics")
     if not _is_float32(weights, 1) or not (critics is None or _is_float32(critics, 2)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,10 @@ from asyncrl.storage.resume_rules import FIXED_IN_LOCKSTEP, check_changes, refus
 from asyncrl.storage.run_directory import advice_without_run
 from asyncrl.storage.run_files import functions_of_run, network_of_run
 
+LIMITS = ("total_steps", "max_seconds", "target_training_return")
+"""Options that end a run before its final evaluation."""
+LACKS_EVALUATION = "it was stopped at its end: the final evaluation follows"
+
 
 @dataclass(frozen=True)
 class Resumption:
@@ -49,6 +53,7 @@ class Resumption:
         best: `evaluations` and `weights` (`PolicyWeights`) of the best checkpoint, which may be newer than this one; or
             empty.
         notes: lines about what does not continue exactly.
+        unfinished: limits of the run by name, at which it is still to be evaluated; empty once it was evaluated there.
         another_group: whether another group resumes from this checkpoint of rank 0, with its own random generators.
     """
 
@@ -60,6 +65,7 @@ class Resumption:
     states: tuple[bytes, ...] | None
     best: dict[str, Any]
     notes: tuple[str, ...]
+    unfinished: Mapping[str, float | None] = field(default_factory=dict)
     another_group: bool = False
 
     @property
@@ -187,19 +193,30 @@ def total_of(steps: int | str | None, done: int) -> int | None:
         ) from error
 
 
-def refuse_if_used_up(config: TrainerConfig, env_steps: int, train_seconds: float) -> None:
-    """Raise `ConfigurationError` (ASYNC017) if the run has reached its `total_steps` or `max_seconds`."""
+def refuse_if_used_up(
+    config: TrainerConfig, env_steps: int, train_seconds: float, unfinished: Mapping[str, float | None]
+) -> bool:
+    """Whether only the final evaluation is left to do, at a limit of a run that was stopped before it.
+
+    Raises `ConfigurationError` (ASYNC017) if the run has reached another `total_steps` or `max_seconds` than those in
+    `unfinished` (see `Resumption`).
+    """
+    used_up = False
     rules = (
         ("total_steps", config.total_steps, env_steps, "total_steps='+100k', on the command line --steps +100k"),
         ("max_seconds", config.max_seconds, train_seconds, "a larger max_seconds: it counts from the beginning"),
     )  # fmt: skip
     for name, limit, done, fix in rules:
-        if limit is not None and done >= limit:
+        if limit is None or done < limit:
+            continue
+        used_up = True
+        if unfinished.get(name) != limit:
             raise ConfigurationError(
                 f"the run has used up its {name}: {round(done, 2):,} of {limit:,}",
                 facts={"run": config.run_dir},
                 fix=f"give {fix}",
             )
+    return used_up
 
 
 def prepare_resumption(
@@ -214,7 +231,7 @@ def prepare_resumption(
     Under torchrun the number of groups is that of its ranks, unless `changes` have another, which the run refuses.
     """
     config, algorithm = options_of_run(run, changes)
-    groups = config.groups
+    before, groups = config, config.groups
     path = CheckpointFolder(run / "checkpoints").file(checkpoint)
     state, meta = load(path, expect_env=config.env, expect_algo=config.algo)
     if not isinstance(state.get("run"), dict) or "core" not in state:
@@ -227,25 +244,41 @@ def prepare_resumption(
     config, algorithm = changed_options(config, algorithm, {**_groups_of_torchrun(), **changes, **more})
     if damage is not None:
         raise damage
-    refuse_if_used_up(config, done, meta.train_seconds)
+    unfinished = {} if saved.get("has_final", True) else {name: getattr(before, name) for name in LIMITS}
+    used_up = refuse_if_used_up(config, done, meta.train_seconds, unfinished)
     resumption = _resumption(path, (state, meta), config, algorithm, restore_episodes, groups)
+    notes = (LACKS_EVALUATION,) if used_up else resumption.notes
+    resumption = dataclasses.replace(resumption, notes=notes, unfinished=unfinished)
+    config, resumption = _without_reached_targets(config, resumption, saved, total)
+    return config, algorithm, resumption
+
+
+def _without_reached_targets(
+    config: TrainerConfig, resumption: Resumption, saved: Mapping[str, Any], total: int | None
+) -> tuple[TrainerConfig, Resumption]:
+    """The run without targets that it has reached, and with a note of them; one that lacks its evaluation stays.
+
+    Raises `ConfigurationError` (ASYNC017) if there is one, and no `total` is given.
+    """
     for name, reached in (
         ("target_return", _target_reached(config, saved["evaluations"])),
         ("target_training_return", _training_target_reached(config, saved)),
     ):
-        if reached:
+        if reached and total is None and resumption.unfinished.get(name) == getattr(config, name):
+            resumption = dataclasses.replace(resumption, notes=(LACKS_EVALUATION,))
+        elif reached:
             target = f"{getattr(config, name):g}"
             if total is None:
                 raise ConfigurationError(
                     f"the run has reached its {name}, {target}",
-                    facts={"run": run},
+                    facts={"run": config.run_dir},
                     fix=f"give total_steps='+100k', on the command line --steps +100k, or a higher {name}",
                 )
             note = f"{name} {target} was reached and no longer ends the run"
             dropped: dict[str, Any] = {name: None}
             config = dataclasses.replace(config, **dropped)
             resumption = dataclasses.replace(resumption, notes=(*resumption.notes, note))
-    return config, algorithm, resumption
+    return config, resumption
 
 
 def _groups_of_torchrun() -> dict[str, Any]:

@@ -137,7 +137,7 @@ def require_steps(job: Job) -> None:
     if resumed is not None:
         from asyncrl.storage.resume import refuse_if_used_up  # imports torch, as has what made `resumed`
 
-        refuse_if_used_up(config, resumed.total_steps, resumed.meta.train_seconds)
+        refuse_if_used_up(config, resumed.total_steps, resumed.meta.train_seconds, resumed.unfinished)
     for name in option_help(type(algorithm)):
         if callable(getattr(algorithm, name)) and config.total_steps is None:
             raise ValueError(f"total_steps must be given where {name} is a function of progress, got None")

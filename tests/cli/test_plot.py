@@ -255,6 +255,17 @@ def test_a_metric_that_no_run_has_is_answered_with_those_there_are(
     )
 
 
+def test_a_metric_that_is_not_reported_yet_is_no_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No training episode has ended: another metric with a similar name is no answer."""
+    write_run(tmp_path / "a", lines=[{"time/total_timesteps": 50, "train/q_mean": 1.0}])
+    assert main(["plot", str(tmp_path)]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "[ASYNC017] no run has reported rollout/ep_rew_mean"
+    assert told[-1] == "  fix: name one of these with --metric"
+
+
 def test_a_run_without_a_report_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "a")
     assert main(["plot", str(tmp_path)]) == 1

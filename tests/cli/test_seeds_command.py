@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -17,11 +21,15 @@ from rich.console import Console
 from snapshots import make_snapshot
 from waiting import PATIENCE_SECONDS, is_running, wait_until
 
+import asyncrl
+from asyncrl import DQN, Trainer
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.cli.runs_shown import how_it_ended
 from asyncrl.cli.seeds import summary
 from asyncrl.cli.train import SeedOptions, parse, run
-from asyncrl.errors import ConfigurationError, EnvironmentRaised, StoppedWhileStarting
+from asyncrl.config import TrainerConfig
+from asyncrl.errors import ConfigurationError, EnvironmentRaised, ResourceError, StoppedWhileStarting
+from asyncrl.run.job import Job
 from asyncrl.show.kept_run import KeptRun
 from asyncrl.show.run_groups import group_runs
 from asyncrl.show.runs_view import RunRow, RunsConsole, RunsView, runs_screen
@@ -133,23 +141,43 @@ def test_lines_of_text_say_each_end_and_page_once() -> None:
 
 
 def test_the_directories_are_one_argument_of_a_shell(tmp_path: Path) -> None:
-    folders = [tmp_path / f"CartPole-v1-dqn-s{seed}-20260101-120000" for seed in (0, 1, 12)]
-    for folder in folders:
-        folder.mkdir()
+    folders = {seed: tmp_path / f"CartPole-v1-dqn-s{seed}-20260101-120000" for seed in (0, 1, 12)}
+    for folder in folders.values():
+        left_by_a_run(folder)
     text = summary(SeedResults({}, {}), folders)
     argument = text.partition("asyncrl plot ")[2].splitlines()[0]
     assert argument == f"{tmp_path}/CartPole-v1-dqn-s{{0,1,12}}-20260101-120000"
     shell = subprocess.run(["bash", "-c", f"echo {argument}"], capture_output=True, text=True)
-    assert shell.stdout.split() == list(map(str, folders))
+    assert shell.stdout.split() == list(map(str, folders.values()))
 
 
 def test_folders_that_differ_in_more_than_the_seed_are_named_one_by_one(tmp_path: Path) -> None:
     """As where another command of the same second has taken a name."""
-    folders = [tmp_path / f"CartPole-v1-dqn-s{name}" for name in ("0-20260101-120000", "1-20260101-120000-2")]
-    for folder in folders:
-        folder.mkdir()
+    names = {0: "0-20260101-120000", 1: "1-20260101-120000-2"}
+    folders = {seed: left_by_a_run(tmp_path / f"CartPole-v1-dqn-s{name}") for seed, name in names.items()}
     text = summary(SeedResults({}, {}), folders)
-    assert text.partition("asyncrl plot ")[2].splitlines()[0].split() == list(map(str, folders))
+    assert text.partition("asyncrl plot ")[2].splitlines()[0].split() == list(map(str, folders.values()))
+
+
+def test_only_runs_are_suggested_and_those_that_can_go_on_are_named(tmp_path: Path) -> None:
+    """Stopped while it started, lost before it had written its options, killed with a checkpoint, and finished."""
+    folders = {seed: left_by_a_run(tmp_path / f"s{seed}") for seed in range(4)}
+    (folders[1] / "config.toml").unlink()
+    for seed in (2, 3):
+        (folders[seed] / "checkpoints" / "latest").touch()
+    errors = {0: StoppedWhileStarting("stopped"), 1: ResourceError("killed"), 2: ResourceError("killed")}
+    finished: Any = SimpleNamespace(
+        summary={"state": "finished", "env_steps": 1, "train_seconds": 1.0},
+        evaluation=None,
+        best=None,
+        stop_reason="total_steps",
+    )
+    text = summary(SeedResults({3: finished}, errors), folders)
+    assert f"asyncrl plot {tmp_path}/s{{2,3}}\n" in text
+    assert [line.split()[-1] for line in text.splitlines() if "asyncrl resume" in line] == [f"{folders[2]}"]
+    alone = SeedResults({}, {0: errors[0]})
+    assert summary(alone, {0: folders[0]}).endswith("\nfiles         none")
+    assert summary(alone, {0: None}).endswith("none (they are kept without --run-dir none)")
 
 
 def test_a_run_that_was_stopped_while_it_started_has_not_failed() -> None:
@@ -159,6 +187,37 @@ def test_a_run_that_was_stopped_while_it_started_has_not_failed() -> None:
     assert SeedResults({}, {3: stopped}).rows() == [
         "seed 3      stopped while it started; it leaves no policy"
     ]
+
+
+@pytest.mark.parametrize("seeds", [[], ["--seeds", "2"]])
+def test_a_run_that_was_stopped_while_it_started_leaves_no_folder(
+    seeds: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stopped = StoppedWhileStarting("The run was stopped while it started; it leaves no policy.")
+
+    def train(config: TrainerConfig, *_: object) -> int:
+        left_by_a_run(Path(config.run_dir or ""))
+        raise stopped
+
+    def train_all(_: object, jobs: dict[int, Job], at_once: int) -> Iterator[Ended]:
+        for seed, job in jobs.items():
+            left_by_a_run(Path(job.config.run_dir or ""))
+            yield Ended(seed, None, stopped)
+
+    monkeypatch.setenv("ASYNCRL_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr("asyncrl.cli.training.train", train)
+    monkeypatch.setattr("asyncrl.cli.seeds.train_all", train_all)
+    with contextlib.suppress(StoppedWhileStarting):
+        run(parse([*TRAIN, *seeds]), ForkServer())
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def left_by_a_run(folder: Path) -> Path:
+    """Make the folder of a run that has made no step."""
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "config.toml").touch()
+    (folder / "summary.json").write_text('{"env_steps": 0}')
+    return folder
 
 
 def test_ctrl_c_during_the_imports_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -172,6 +231,28 @@ def test_ctrl_c_during_the_imports_leaves_no_folder(monkeypatch: pytest.MonkeyPa
     with pytest.raises(KeyboardInterrupt):
         run(options("--seeds", "2"), ForkServer())
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_policies_of_seeds_whose_disk_stays_full_are_kept_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ended(job: Job) -> Ended:
+        unsaved = "No space left on device"
+        made = Trainer("CartPole-v1", DQN(hidden_sizes=(4,)), **small).learn(8)
+        return Ended(
+            job.config.seed,
+            dataclasses.replace(made, run_dir=Path(job.config.run_dir or ""), unsaved=unsaved),
+            None,
+        )
+
+    small: dict[str, Any] = {"num_actors": 1, "envs_per_actor": 2, "http": "off", "target_eval_episodes": 1}
+    monkeypatch.setattr("asyncrl.cli.seeds.train_all", lambda _, jobs, at_once: map(ended, jobs.values()))
+    monkeypatch.chdir(tmp_path)
+    assert run(options("--seeds", "2", "--run-dir", str(tmp_path / "x")), ForkServer()) == 4
+    out = capsys.readouterr().out
+    for seed in (0, 1):
+        assert f"policy        {tmp_path}/x-s{seed}.policy (the last checkpoint could not be written" in out
+        assert asyncrl.load(tmp_path / f"x-s{seed}.policy").meta.algo == "dqn"
 
 
 # --- the whole command ------------------------------------------------------------------------------------------------

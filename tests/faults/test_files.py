@@ -490,6 +490,7 @@ class EmptySaver(CheckpointSaver):
         counters = {"loop": {"inserted_steps": self._learner.inserted_steps}}
         return {
             "core": {},
+            "critics": None,
             "run": {"learner": {**counters, "publisher": {"updates": self._learner.updates}}},
         }
 

@@ -15,23 +15,27 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from gymnasium.envs import registration
 from hub_stand_in import HubStandIn, hub_stand_in, use_hub
 from portable_policies import make_network, portable
 from waiting import PATIENCE_SECONDS
 
 import asyncrl
 from asyncrl.config import TrainerConfig
+from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError, CheckpointError, ConfigurationError, ResourceError
 from asyncrl.interfaces import Agent, DiscreteAction, EnvSpec
 from asyncrl.policies import hub as hub_module
 from asyncrl.policies.policy_file import PolicyFile, read_policy_file, write_policy
 from asyncrl.policies.policy_start import policy_to_begin_with
+from asyncrl.policies.portable_policy import PortablePolicy
 from asyncrl.storage.config_file import dump_config
 
 huggingface_hub: Any = pytest.importorskip("huggingface_hub")
 constants: Any = pytest.importorskip("huggingface_hub.constants")
 
 SPEC = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
+PLAYED = {"return_mean": 1.0, "return_std": 0.0, "episodes": 1, "seed": 0}
 ROOT = Path(__file__).parents[2]
 
 
@@ -125,12 +129,11 @@ def _check_card(text: str, record: dict[str, Any]) -> None:
 
 def test_a_card_without_a_license_asks_for_one(tmp_path: Path) -> None:
     policy = portable(asyncrl.DQN(), SPEC)
-    played = {"return_mean": 1.0, "return_std": 0.0, "episodes": 2, "seed": 0}
-    card = hub_module.model_card(policy, "user/pole", played, "unknown")
+    card = hub_module.model_card(policy, "user/pole", PLAYED, "unknown")
     assert yaml.safe_load(card.split("---\n")[1])["license"] == "unknown"
     assert "To be chosen by the author" in card
     own = portable(asyncrl.DQN(), SPEC, env=lambda: None)
-    assert "The environment is a function of the author's" in hub_module.model_card(own, "a/b", played, "mit")
+    assert "The environment is a function of the author's" in hub_module.model_card(own, "a/b", PLAYED, "mit")
 
 
 def test_a_push_again_replaces_the_files_and_critics_come_on_request(hub: HubStandIn) -> None:
@@ -156,9 +159,14 @@ def test_no_pickle_leaves_and_none_comes_in(hub: HubStandIn, tmp_path: Path) -> 
     pushed(policy)
     (tmp_path / "x").write_bytes(hub.repos["user/pole"][hub_module.FILE])
     sent = read_policy_file(tmp_path / "x")
-    assert (sent.environment_kind, sent.environment, sent.network) == ("id", None, None)
-    with pytest.raises(AsyncRLError, match="test_hub"):
-        asyncrl.load("hf://user/pole").make_env()
+    assert (sent.environment_kind, sent.environment, sent.network) == ("absent", None, None)
+    absent = r"test_hub.* is a function of the author's, which is not in the policy's file"
+    for make in (PortablePolicy.make_env, lambda policy: policy.make_env("rgb_array")):
+        with pytest.raises(ConfigurationError, match=absent):
+            make(asyncrl.load("hf://user/pole"))
+    again = asyncrl.load("hf://user/pole").save(tmp_path / "again.policy")
+    with pytest.raises(ConfigurationError, match=absent):
+        asyncrl.load(again).make_env()
 
     for kind in ("factory", "spec"):
         put(hub, replace(sent, environment_kind=kind, environment=pickle.dumps(Bomb())), tmp_path)
@@ -192,6 +200,45 @@ def test_a_spec_of_another_package_becomes_its_id(hub: HubStandIn) -> None:
     env.close()
 
 
+def test_a_spec_that_a_run_has_kept_is_no_function_of_the_authors(tmp_path: Path) -> None:
+    """A run keeps both as a pickle; one of another package, as of MiniGrid, is a spec."""
+    spec = EnvSource.from_user(registration.EnvSpec("Grid-v0", entry_point="grid:Grid"))
+    for source, kind in ((spec, "spec"), (EnvSource.from_user(lambda: None), "factory")):
+        (tmp_path / "environment.pkl").write_bytes(source.payload)
+        kept = EnvSource.from_file(source.name, tmp_path / "environment.pkl")
+        assert kept.kind == kind
+        policy = portable(asyncrl.DQN(), SPEC)
+        policy.source = kept
+        card = hub_module.model_card(policy, "a/b", PLAYED, "mit")
+        assert ("function of the author's" in card) == (kind == "factory")
+        assert ("asyncrl enjoy hf://a/b" in card) == (kind == "spec")
+        assert ("asyncrl eval hf://a/b --env my_module:MyEnv" in card) == (kind == "factory")
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        asyncrl.PPO(recurrent="gru", recurrent_size=4, hidden_sizes=(4,)),
+        asyncrl.PPO(recurrent="lstm", recurrent_size=4, hidden_sizes=(4,)),
+        asyncrl.DQN(frame_stack=3, hidden_sizes=(4,)),
+    ],
+)
+def test_the_call_on_a_card_gives_a_policy_its_state_back(algorithm: Any) -> None:
+    policy = portable(algorithm, SPEC)
+    card = hub_module.model_card(policy, "a/b", PLAYED, "mit")
+    lines = card.split("```python\n")[1].split("```")[0].splitlines()
+    (call,) = (line for line in lines if line.startswith("action, "))
+    names: dict[str, Any] = {"policy": policy, "state": None, "start": True}
+    expected = None
+    for step in range(4):
+        obs = np.full(4, 0.3 * step)
+        action, expected = policy.predict(obs, state=expected, episode_start=step == 0)
+        exec(call, names | {"obs": obs}, names)
+        assert names["action"] == action and np.array_equal(names["state"], expected)
+        assert expected is not None
+        names["start"] = False
+
+
 def test_a_run_begins_with_a_policy_of_the_hub(hub: HubStandIn) -> None:
     policy = portable(asyncrl.DQN(), SPEC)
     pushed(policy)
@@ -206,8 +253,7 @@ def test_a_run_begins_with_a_policy_of_the_hub(hub: HubStandIn) -> None:
 def test_a_card_of_several_agents_predicts_by_agent() -> None:
     agents = (Agent("red"), Agent("green"))
     policy = portable(asyncrl.DQN(), replace(SPEC, agents=agents))
-    played = {"return_mean": 1.0, "return_std": 0.0, "episodes": 1, "seed": 0}
-    card = hub_module.model_card(policy, "user/pole", played, "mit")
+    card = hub_module.model_card(policy, "user/pole", PLAYED, "mit")
     assert "policy.predict(observations)  # {agent: observation}" in card and "predict(obs)" not in card
 
 
@@ -218,8 +264,7 @@ def test_a_card_of_several_agents_predicts_by_agent() -> None:
 def test_a_card_names_the_extra_of_the_environment(env: str, extras: str) -> None:
     policy = portable(asyncrl.DQN(), SPEC)
     policy.meta = replace(policy.meta, env=env)
-    played = {"return_mean": 1.0, "return_std": 0.0, "episodes": 1, "seed": 0}
-    assert f'pip install "asyncrl[{extras}]"\n' in hub_module.model_card(policy, "user/pole", played, "mit")
+    assert f'pip install "asyncrl[{extras}]"\n' in hub_module.model_card(policy, "user/pole", PLAYED, "mit")
 
 
 def test_errors_say_what_to_do(hub: HubStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

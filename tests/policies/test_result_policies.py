@@ -158,3 +158,23 @@ def test_damaged_options_of_a_run_are_named_not_its_checkpoint(tmp_path: Path) -
     with pytest.raises(ConfigurationError, match=r"config\.toml is not a TOML file") as error:
         asyncrl.load(tmp_path)
     assert error.value.facts["file"] == options
+
+
+def test_a_checkpoint_by_its_steps_has_the_weights_of_these_steps(tmp_path: Path) -> None:
+    """That of the best evaluation is one file under two names, and its learner has gone on since the evaluation."""
+    options: dict[str, Any] = {"num_actors": 1, "envs_per_actor": 2, "eval_episodes": 1, "http": "off"}
+    kept = {"run_dir": tmp_path, "eval_interval_steps": 200, "checkpoints_kept": 50}
+    trainer = Trainer("CartPole-v1", DQN(learning_starts=100, hidden_sizes=(8,)), **options, **kept)
+    result = trainer.learn(total_steps=1_000)
+    folder = tmp_path / "checkpoints"
+    numbers = [path.name for path in folder.iterdir() if path.name.isdecimal()]
+    for number in numbers:
+        policy, (state, meta) = asyncrl.load(tmp_path, checkpoint=number), checkpoint.load(folder / number)
+        assert policy.meta.env_steps == meta.env_steps == int(number)
+        assert np.array_equal(policy.weights, state.get("current", state)["weights"])
+    best = asyncrl.load(tmp_path)
+    assert result.best is not None and np.array_equal(best.weights, result.best.policy.weights)
+    assert best.meta.env_steps == result.best.evaluation.env_steps
+    (same,) = (name for name in numbers if (folder / name).samefile(folder / "best"))
+    if best.meta.env_steps != int(same):
+        assert not np.array_equal(best.weights, asyncrl.load(tmp_path, checkpoint=same).weights)

@@ -19,6 +19,7 @@ from asyncrl.config import TrainerConfig
 from asyncrl.errors import CheckpointError, ConfigurationError, SpacesDoNotFit
 from asyncrl.run.grouped import Alone
 from asyncrl.show.kept_run import KeptRun
+from asyncrl.show.metrics import Snapshot
 from asyncrl.storage.checkpoint import load, save
 from asyncrl.storage.resume import changed_options, options_of_run, total_of
 from asyncrl.storage.resume_rules import FIXED, FIXED_IN_LOCKSTEP, check_changes
@@ -154,6 +155,47 @@ def test_a_run_with_nothing_left_to_do_says_what_to_give(run: Path) -> None:
     assert "--steps +100k" in raised.value.fix
     with pytest.raises(ConfigurationError, match="used up its max_seconds"):
         Trainer.resume(run, "+1", max_seconds=1e-6)
+
+
+class StopsAt:
+    """Ends the run with the report of its last step, or before its final evaluation."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_report(self, trainer: Trainer, snapshot: Snapshot) -> bool:
+        return snapshot.env_steps < self.steps
+
+    def on_checkpoint(self, trainer: Trainer, path: str) -> bool:
+        return not path.endswith("/0") and int(Path(path).name) < self.steps
+
+
+@pytest.mark.parametrize("algorithm", [ALGORITHM, PPO(segment_length=16)], ids=["replay", "segments"])
+def test_a_run_that_was_stopped_at_its_end_gets_its_final_evaluation(tmp_path: Path, algorithm: Any) -> None:
+    """Its closing lines suggest `asyncrl resume RUN`, which asked for more steps."""
+    first = Trainer("CartPole-v1", algorithm, run_dir=tmp_path, report_interval_steps=100, **SMALL)
+    stopped = first.learn(1_000, callbacks=[StopsAt(1_000)])
+    assert stopped.stop_reason == "stopped" and stopped.evaluation is None
+    with pytest.raises(ConfigurationError, match=r"used up its total_steps: 1,0\d\d of 900"):
+        Trainer.resume(tmp_path, 900)
+    trainer = Trainer.resume(tmp_path)
+    assert trainer.resumed_from[1:] == ("it was stopped at its end: the final evaluation follows",)
+    result = trainer.learn()
+    assert result.summary["state"] == "finished" and result.evaluation is not None
+    assert result.summary["env_steps"] == stopped.summary["env_steps"] == result.evaluation.env_steps
+    with pytest.raises(ConfigurationError, match="used up its total_steps"):
+        Trainer.resume(tmp_path)
+
+
+def test_a_run_that_was_stopped_at_its_training_target_gets_its_final_evaluation(tmp_path: Path) -> None:
+    low = {**SMALL, "target_training_return": 5.0, "eval_interval_steps": None}
+    Trainer("CartPole-v1", ALGORITHM, run_dir=tmp_path, **low).learn(total_steps=100_000)
+    latest = tmp_path / "checkpoints" / "latest"
+    state, meta = load(latest)
+    state["run"] |= {"has_final": False}
+    save(latest, state, meta)
+    result = Trainer.resume(tmp_path).learn()
+    assert result.stop_reason == "target_training_return" and result.evaluation is not None
 
 
 def test_a_resumed_run_is_not_given_fewer_steps_than_it_has_made(run: Path) -> None:
