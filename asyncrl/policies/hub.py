@@ -81,15 +81,17 @@ def push(
         raise ConfigurationError(
             f"a push has no revision, got {revision}", fix=f"name the repository: {repo}"
         )
-    with tempfile.TemporaryDirectory() as folder, _errors_of_hub(repo, "write there"):
-        from huggingface_hub import CommitOperationAdd, HfApi
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / FILE
+        write_policy(file, _without_pickles(policy.file(critics=critics)))
+        with _errors_of_hub(repo, "write there"):
+            from huggingface_hub import CommitOperationAdd, HfApi
 
-        write_policy(Path(folder) / FILE, _without_pickles(policy.file(critics=critics)))
-        api = HfApi(library_name="asyncrl", library_version=__version__)
-        url = api.create_repo(repo, private=private, exist_ok=True)
-        files: dict[str, Any] = {FILE: Path(folder) / FILE, "README.md": card.encode()}
-        changes = [CommitOperationAdd(name, content) for name, content in files.items()]
-        api.create_commit(repo, changes, commit_message=policy.describe())
+            api = HfApi(library_name="asyncrl", library_version=__version__)
+            url = api.create_repo(repo, private=private, exist_ok=True)
+            files: dict[str, Any] = {FILE: file, "README.md": card.encode()}
+            changes = [CommitOperationAdd(name, content) for name, content in files.items()]
+            api.create_commit(repo, changes, commit_message=policy.describe())
     return str(url)
 
 

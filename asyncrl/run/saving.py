@@ -220,19 +220,7 @@ class CheckpointSaver:
                 state = {"weights": weights, **await self._take(rows=not best)}
                 meta = self._meta(state["run"]["learner"], evaluation)
                 if best:
-                    current, _ = await self._learner.current_weights()
-                    state["current"] = {
-                        "weights": current,
-                        "critics": state["critics"],
-                        "reward_scale": meta.reward_scale,
-                    }
-                    schedule = (
-                        self._run.schedule
-                    )  # the learner has gone on since the copy of its best weights
-                    if schedule.best_weights is not None and evaluation is schedule.best:
-                        state["critics"] = schedule.best_weights.critics
-                        meta = dataclasses.replace(meta, reward_scale=schedule.best_weights.reward_scale)
-                    self._unsaved_best = (state, meta)
+                    self._unsaved_best = await self._best_of(state, meta, evaluation)
                 if self._unsaved_best is not None:
                     best_state, best_meta = self._unsaved_best
                     path = await self._write(best_state, best_meta, best=True)
@@ -247,6 +235,18 @@ class CheckpointSaver:
                 return ""
             self.failure = ""
             return path
+
+    async def _best_of(
+        self, state: dict[str, Any], meta: CheckpointMeta, evaluation: EvaluationResult | None
+    ) -> tuple[dict[str, Any], CheckpointMeta]:
+        """Content of the best checkpoint: the learner has gone on since the copy of the weights, so it has both."""
+        own, _ = await self._learner.current_weights()
+        current = {"weights": own, "critics": state["critics"], "reward_scale": meta.reward_scale}
+        schedule, state = self._run.schedule, {**state, "current": current}
+        if schedule.best_weights is not None and evaluation is schedule.best:
+            state["critics"] = schedule.best_weights.critics
+            meta = dataclasses.replace(meta, reward_scale=schedule.best_weights.reward_scale)
+        return state, meta
 
     def _is_written(self, key: tuple[object, ...]) -> bool:
         """Whether this state was the last one written, and its file still exists."""
