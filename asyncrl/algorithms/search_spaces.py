@@ -98,7 +98,7 @@ def read_space(file: Path, record: type) -> SearchSpace:
     """
     tables = _tables(file, record)
     total_steps = tables.pop("total_steps", None)
-    if total_steps is not None and not (isinstance(total_steps, int) and total_steps > 0):
+    if total_steps is not None and (type(total_steps) is not int or total_steps <= 0):
         raise _wrong(file, "total_steps", f"total_steps must be a whole number above 0, got {total_steps!r}")
     options = option_help(record)
     found = {}
@@ -130,7 +130,7 @@ def _tables(file: Path, record: type) -> dict[str, Any]:
     if not base.exists():
         raise _wrong(file, "like", f"like must be an algorithm with a search space, got {like!r}")
     tables = _tables(base, record)
-    known = {*tables, *option_help(record)}
+    known = [*tables, *option_help(record)]
     if not isinstance(without, list) or any(name not in known for name in without):
         raise _wrong(file, "without", f"without must be a list of options, got {without!r}")
     return {name: table for name, table in tables.items() if name not in without} | own

@@ -93,10 +93,27 @@ def rows_of_observations(values: Any, spec: EnvSpec, space: spaces.Space[Any]) -
     """
     if spec.leaves:
         return rows_of(values, replace(spec, leaves=leaves_of(space) or ()))
-    rows: NDArray[Any] = np.asarray(values).astype(spec.observation_dtype, copy=False)
+    rows = _as_stored("observations", real_numbers("observations", values), np.dtype(spec.observation_dtype))
     if rows.shape[1:] != spec.observation_shape:
         raise ValueError(f"observations must have shape [T, *{spec.observation_shape}], got {rows.shape}")
     return rows
+
+
+def real_numbers(name: str, values: Any) -> NDArray[Any]:
+    """A column of a dataset as an array `[T, ...]`. Raises ValueError for what is no such array of real numbers."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf" or array.ndim == 0:
+        raise ValueError(f"{name} must be an array of real numbers, got {array.dtype} of shape {array.shape}")
+    return array
+
+
+def _as_stored(name: str, values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Values in a storage dtype. Raises ValueError for a value that a dtype of whole numbers does not hold."""
+    with np.errstate(invalid="ignore"):
+        stored: NDArray[Any] = values.astype(dtype, copy=False)
+    if dtype.kind != "f" and (changed := stored != values).any():
+        raise ValueError(f"{name} must be {dtype}, got {values[changed][0]} among {values.dtype}")
+    return stored
 
 
 def observations_of_rows(rows: NDArray[Any], space: spaces.Space[Any]) -> Any:
@@ -144,13 +161,12 @@ def stored_actions(actions: Any, spec: EnvSpec) -> NDArray[Any]:
     Raises:
         ValueError: they have another shape, or a choice is out of range.
     """
-    kind, values = spec.action, np.asarray(actions)
+    kind, values = spec.action, real_numbers("actions", actions)
     rows: NDArray[Any] = values.reshape(len(values), *kind.shape)
     if isinstance(kind, BoxAction):
         return rows.astype(np.float32, copy=False)
     start = kind.start if isinstance(kind, DiscreteAction) else np.array(kind.start or 0, np.int64)
-    rows = rows.astype(np.int64)
-    rows -= start
+    rows = _as_stored("actions", rows, np.dtype(np.int64)) - start
     if ((rows < 0) | (rows >= (kind.n if isinstance(kind, DiscreteAction) else kind.nvec))).any():
         raise ValueError(f"an action is not one of {kind}")
     return rows

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from asyncrl.envs.dataset_spaces import (
     observations_of_rows,
+    real_numbers,
     require_same_spaces,
     rows_of_observations,
     spaces_of,
@@ -239,14 +240,11 @@ def open_dataset(path: str) -> Any:
         )
     try:
         storage = MinariStorage.read(found)
-        episodes = int(storage.total_episodes)
+        episodes, _ = int(storage.total_episodes), int(storage.total_steps)
     except Exception as error:
         raise _unreadable(path, error) from error
     if episodes == 0:
-        raise ConfigurationError(
-            f"the dataset {path} is empty: it has no episodes",
-            fix="record some: asyncrl record RUN --out DIR",
-        )
+        raise _empty(path, "has no episodes")
     return storage
 
 
@@ -286,6 +284,8 @@ def _filled(
     end = 0
     for episode in episodes:
         end = _put(ring, end, episode, space, path)
+    if end == 0:
+        raise _empty(path, "has no steps")
     ring.flags[0, end : end + ahead] = RESET
     steps = int(np.count_nonzero(ring.flags[0, :end] & RESET == 0))
     begin_at(ring, RingPosition(end + ahead, end + ahead, steps, 0, 0))
@@ -295,29 +295,16 @@ def _filled(
 def _episodes(storage: Any, path: str) -> Generator[dict[str, Any], None, None]:
     try:
         yield from storage.get_episodes(range(int(storage.total_episodes)))
-    except (KeyError, OSError, ValueError) as error:
+    except Exception as error:  # h5py raises all kinds of a damaged file
         raise _unreadable(path, error) from error
 
 
 def _put(ring: RingReader, first: int, episode: dict[str, Any], space: Any, path: str) -> int:
     """Write an episode of T steps to the T + 1 rows from `first` on; returns the position after them."""
-    reward, spec = np.asarray(episode["rewards"], np.float32), ring.layout.spec
-    steps = len(reward)
-    if steps == 0:
-        return first
     try:
-        obs = rows_of_observations(episode["observations"], spec, space)
-        action = stored_actions(episode["actions"], spec)
-        if (len(obs), len(action)) != (steps + 1, steps):
-            raise ValueError(
-                f"an episode of {steps} rewards must have as many actions and one observation more, got "
-                f"{len(action)} and {len(obs)}"
-            )
-        at = slice(first, first + steps)
-        ring.obs[0, first : first + steps + 1] = obs
-        ring.action[0, at], ring.reward[0, at] = action, reward
-    except ValueError as error:
-        raise _unreadable(path, error) from error
+        obs, action, reward = _columns(episode, ring.layout.spec, space)
+    except (TypeError, ValueError) as error:
+        raise _unreadable(path, error, episode["id"]) from error
     for name, values in (("an observation", obs), ("an action", action), ("a reward", reward)):
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise ConfigurationError(
@@ -325,19 +312,51 @@ def _put(ring: RingReader, first: int, episode: dict[str, Any], space: Any, path
                 facts={"episode": episode["id"]},
                 fix="leave that episode out: minari.load_dataset(...).filter_episodes(...)",
             )
+    steps = len(reward)
+    if steps == 0:
+        return first
     for name in ("terminations", "truncations"):
         _require_one_episode(np.asarray(episode[name]), steps, episode["id"], path)
+    if first + steps + 1 > ring.layout.num_slots:
+        wrong = ValueError("its episodes have more steps than its metadata.json says")
+        raise _unreadable(path, wrong, episode["id"])
+    at = slice(first, first + steps)
+    ring.obs[0, first : first + steps + 1] = obs
+    ring.action[0, at], ring.reward[0, at] = action, reward
     terminated = bool(np.asarray(episode["terminations"])[-1])
     ring.flags[0, first + steps - 1] = TERMINATED if terminated else TRUNCATED
     ring.flags[0, first + steps] = RESET
     return first + steps + 1
 
 
+def _columns(
+    episode: dict[str, Any], spec: EnvSpec, space: Any
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
+    """Observations `[T + 1, ...]`, actions `[T, ...]` and rewards `[T]` in storage form; a float may be infinite.
+
+    Raises:
+        ValueError, TypeError: they have another type, shape or length, or do not fit the spec.
+    """
+    with np.errstate(over="ignore"):  # a float that float32 does not hold becomes infinite
+        reward = real_numbers("rewards", episode["rewards"]).astype(np.float32)
+        obs = rows_of_observations(episode["observations"], spec, space)
+        action = stored_actions(episode["actions"], spec)
+    steps = len(reward)
+    if reward.ndim > 1:
+        raise ValueError(f"rewards must have shape [T], got {reward.shape}")
+    if steps and (len(obs), len(action)) != (steps + 1, steps):
+        raise ValueError(
+            f"an episode of {steps} rewards must have as many actions and one observation more, got "
+            f"{len(action)} and {len(obs)}"
+        )
+    return obs, action, reward
+
+
 def _require_one_episode(ends: NDArray[Any], steps: int, episode: object, path: str) -> None:
     """Raise `ConfigurationError` (ASYNC017) unless an episode of `steps` steps ends at most in its last one."""
     if len(ends) != steps:
         wrong = ValueError(f"an episode of {steps} rewards must have as many ends, got {len(ends)}")
-        raise _unreadable(path, wrong)
+        raise _unreadable(path, wrong, episode)
     within = np.flatnonzero(ends[:-1])
     if within.size:
         raise ConfigurationError(
@@ -351,8 +370,15 @@ def _require_one_episode(ends: NDArray[Any], steps: int, episode: object, path: 
         )
 
 
-def _unreadable(path: str, error: Exception) -> ConfigurationError:
+def _unreadable(path: str, error: Exception, episode: object = None) -> ConfigurationError:
     return ConfigurationError(
         f"the dataset {path} cannot be read: {describe_error(error)}",
+        facts={} if episode is None else {"episode": episode},
         fix="check it with Minari itself: minari.MinariDataset(DIR + '/data')",
+    )
+
+
+def _empty(path: str, what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the dataset {path} is empty: it {what}", fix="record some: asyncrl record RUN --out DIR"
     )

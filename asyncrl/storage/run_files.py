@@ -60,31 +60,11 @@ def write_run_files(
     and the summary of its last end is removed: last, as both stay on a full disk. Without it a killed run is known as
     killed.
     """
-    network = getattr(algorithm, "own_network", None)
-    if network is not None:
-        directory.write_bytes(NETWORK, pack_network(network))
-    functions = {name: made for name, made in functions_of(algorithm).items() if name != "network"}
-    if functions and directory.path is not None:
-        directory.write_bytes(FUNCTIONS, pack_functions(_that_pickle(functions)))
-    else:
+    made = option_files(config, algorithm, source) if directory.path is not None else {}
+    for name, data in made.items():
+        directory.write_bytes(name, data)
+    if FUNCTIONS not in made:
         directory.remove(FUNCTIONS)  # a number may have replaced a function of the run that is resumed
-    pickled = source.kind in ("spec", "factory")
-    if pickled:
-        directory.write_bytes(ENVIRONMENT, source.payload)
-    evaluation = None
-    if source.evaluated is not None and source.evaluated.kind in ("spec", "factory"):
-        evaluation = EVALUATION_ENVIRONMENT
-        directory.write_bytes(evaluation, source.evaluated.payload)
-    # The file may be copied and used for another run, so it does not hold its own location. A resumed run reads its
-    # data again, maybe from another working directory.
-    data = {
-        name: os.path.abspath(path)
-        for name in ("dataset", "demonstrations")
-        if (path := getattr(config, name))
-    }
-    env_file = ENVIRONMENT if pickled else None
-    config = dataclasses.replace(config, env_file=env_file, eval_env_file=evaluation, run_dir=None, **data)
-    directory.write_text("config.toml", dump_config(config, algorithm))
     described = describe_run(config.seed)
     if resumed is None or directory.path is None:
         directory.write_json("meta.json", described)
@@ -93,6 +73,35 @@ def write_run_files(
     directory.write_json("meta.json", again)
     directory.remove("summary.json")
     cut_metrics(directory.path, resumed["env_steps"], resumed["evaluated"])
+
+
+def option_files(
+    config: TrainerConfig, algorithm: Algorithm, source: EnvSource, name: str = "config.toml"
+) -> dict[str, bytes]:
+    """All that says what a run trains, by the names of its files: the pickles, and every option in file `name`.
+
+    Options do not hold the run's own directory, so that the files may be copied and used for another run. A resumed run
+    reads its data again, maybe from another working directory.
+    """
+    made: dict[str, bytes] = {}
+    if (network := getattr(algorithm, "own_network", None)) is not None:
+        made[NETWORK] = pack_network(network)
+    if functions := {own: function for own, function in functions_of(algorithm).items() if own != "network"}:
+        made[FUNCTIONS] = pack_functions(_that_pickle(functions))
+    for file, own in ((ENVIRONMENT, source), (EVALUATION_ENVIRONMENT, source.evaluated)):
+        if own is not None and own.kind in ("spec", "factory"):
+            made[file] = own.payload
+    changed: dict[str, Any] = {
+        option: os.path.abspath(path)
+        for option in ("dataset", "demonstrations")
+        if (path := getattr(config, option))
+    }
+    changed |= {
+        option: file if file in made else None
+        for option, file in (("env_file", ENVIRONMENT), ("eval_env_file", EVALUATION_ENVIRONMENT))
+    }
+    config = dataclasses.replace(config, run_dir=None, **changed)
+    return made | {name: dump_config(config, algorithm).encode()}
 
 
 def _that_pickle(functions: Mapping[str, FunctionOfProgress]) -> dict[str, FunctionOfProgress | None]:

@@ -37,10 +37,10 @@ from asyncrl.errors import ConfigurationError, EnvironmentFailed, TrainingDiverg
 from asyncrl.run.job import Job
 from asyncrl.show.kept_run import LABELS, KeptRun
 from asyncrl.storage.atomic_file import write_atomically
-from asyncrl.storage.config_file import dump_config, options_by_table
+from asyncrl.storage.config_file import options_by_table
 from asyncrl.storage.disk_space import error_of_file
 from asyncrl.storage.run_directory import refuse_run_at
-from asyncrl.storage.run_files import ENVIRONMENT
+from asyncrl.storage.run_files import FUNCTIONS, option_files
 from asyncrl.trainer.run_pool import Ended, Event, Progressed, RunPool, Started, Warned
 from asyncrl.trainer.seeds import CALLERS_ERRORS
 from asyncrl.tuning.result import HeldOut, Searched
@@ -449,13 +449,14 @@ class Search:
         """Write the chosen options as a file for `--config`."""
         best = self.chosen()
         made = self._job_of(best.options, self._job.config.seed, self.folder)
-        source, file = made.source, None
-        if source.kind in ("spec", "factory"):
-            file = ENVIRONMENT
-            self._write(file, "the environment of best.toml", source.payload)
-        config = dataclasses.replace(made.config, run_dir=None, env_file=file)
         head = f"# Trial {best.number} of {len(self.trials)} of a search; `asyncrl train --config` takes this file.\n"
-        self._write(BEST, "the best options", (head + dump_config(config, made.algorithm)).encode())
+        files = option_files(made.config, made.algorithm, made.source, BEST)
+        if (
+            FUNCTIONS not in files
+        ):  # a number may have replaced the function of the trial that was chosen before
+            (self.folder / FUNCTIONS).unlink(missing_ok=True)
+        for name, data in files.items():
+            self._write(name, f"the best options ({name})", head.encode() * (name == BEST) + data)
 
     def result(self) -> Searched:
         """Result of the search; writes `result.json`. Raises `ConfigurationError` without a complete trial."""

@@ -68,6 +68,11 @@ def test_lists_are_texts_and_whole_options_have_whole_numbers(tmp_path: Path) ->
         ("like = 'dqn'\nwithout = ['gama']", r"without must be a list of options, got \['gama'\]"),
         ("like = 'dqn'\nwithout = 'gamma'", "without must be a list of options, got 'gamma'"),
         ("like = 'dqn'\nwithout = 3", "without must be a list of options, got 3"),
+        ("like = 'dqn'\nwithout = [[]]", r"without must be a list of options, got \[\[\]\]"),
+        (
+            "total_steps = true\n[gamma]\nchoices = [0.9]",
+            "total_steps must be a whole number above 0, got True",
+        ),
         ("without = ['gamma']\n[n_step]\nchoices = [1]", "without needs like"),
         ("[gamma]\nlow = 0.9", "gamma must have low and high, or choices"),
         ("[gamma]\nlow = 0.9\nhigh = 0.8", "gamma must have numbers with low < high"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,84 @@ def test_choices_out_of_range_are_refused(tmp_path: Path) -> None:
             errors.ConfigurationError, match=r"cannot be read: .*an action is not one of Discrete\(2\)"
         ):
             read_dataset(str(folder), spec, ahead=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "text"),
+    [
+        ("rewards", np.array([b"one"] * 3), r"rewards must be an array of real numbers, got"),
+        ("rewards", np.ones((3, 1)), r"rewards must have shape \[T\], got \(3, 1\)"),
+        ("actions", np.array([0, 0.5, 1]), r"actions must be int64, got 0\.5 among float64"),
+        ("actions", np.int64(1), r"actions must be an array of real numbers, got int64 of sha"),
+        ("actions", np.zeros(3, np.complex64), r"of real numbers, got complex64 of shape \(3,\)"),
+        ("rewards", np.array([0, 1e300, 0]), r"a reward of the dataset .* is NaN or infinite"),
+    ],
+)
+def test_values_of_another_type_are_refused(name: str, wrong: Any, text: str, tmp_path: Path) -> None:
+    """Text and scalars ended in a traceback; a half was cut to a whole number, an imaginary part cut off."""
+    folder = write_dataset(tmp_path / "typed", "CartPole-v1", lambda obs, rng: 1, steps=1)
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+        episode = file["episode_0"]
+        for column in list(episode):
+            if isinstance(episode[column], h5py.Dataset):
+                short = episode[column][: 4 if column == "observations" else 3]
+                del episode[column]
+                episode[column] = wrong if column == name else short
+    with pytest.raises(errors.ConfigurationError, match=text) as refused:
+        read_dataset(str(folder), describe(EnvSource.from_user("CartPole-v1")), ahead=1)
+    assert refused.value.facts["episode"] == 0
+
+
+class Cells(gymnasium.Env[Any, Any]):
+    """Observations of whole numbers, which are stored as they are; episodes of one step."""
+
+    observation_space, action_space = spaces.Box(-9, 9, (2,), np.int16), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.int16), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.int16), 0.0, True, False, {}
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, 0.5, 40_000.0])
+def test_whole_numbers_that_are_none_are_refused(wrong: float, tmp_path: Path) -> None:
+    """NaN became -32768, and 40,000 another number."""
+    folder = write_dataset(tmp_path / "cells", Cells, lambda obs, rng: 1, steps=3)
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+        del file["episode_1"]["observations"]
+        file["episode_1"]["observations"] = np.array([[0, 1], [wrong, 0]])
+    with pytest.raises(
+        errors.ConfigurationError, match=rf"observations must be int16, got {wrong}"
+    ) as refused:
+        read_dataset(str(folder), describe(EnvSource.from_user(Cells)), ahead=1)
+    assert refused.value.facts["episode"] == 1
+
+
+def test_a_damaged_file_and_counts_that_are_none(walk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """h5py raises RuntimeError for some damage; Minari returns the counts of the metadata as they are."""
+    spec, metadata = describe(EnvSource.from_user(Walk)), walk / "data" / "metadata.json"
+    kept = json.loads(metadata.read_text())
+    for count, text in (("x", "invalid literal"), ([], "int"), (3, "more steps than its metadata.json says")):
+        metadata.write_text(json.dumps({**kept, "total_steps": count}))
+        with pytest.raises(errors.ConfigurationError, match=rf"cannot be read: .*{text}"):
+            read_dataset(str(walk), spec, ahead=1)
+    metadata.write_text(json.dumps(kept))
+    monkeypatch.setattr(h5py.Group, "__iter__", lambda self: (_ for _ in ()).throw(RuntimeError("damaged")))
+    with pytest.raises(errors.ConfigurationError, match=r"cannot be read: RuntimeError: damaged"):
+        read_dataset(str(walk), spec, ahead=1)
+
+
+def test_a_dataset_without_a_step_is_empty(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "cells", Cells, lambda obs, rng: 1, steps=2)
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+        for episode in file.values():
+            for column in ("observations", "actions", "rewards", "terminations", "truncations"):
+                first = episode[column][: int(column == "observations")]
+                del episode[column]
+                episode[column] = first
+    with pytest.raises(errors.ConfigurationError, match=r"is empty: it has no steps"):
+        read_dataset(str(folder), describe(EnvSource.from_user(Cells)), ahead=1)
 
 
 @pytest.mark.parametrize(

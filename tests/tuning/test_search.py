@@ -15,11 +15,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from portable_policies import make_network
 
 pytest.importorskip("optuna")
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.search_spaces import Choices, Interval, SearchSpace
+from asyncrl.cli.train import make_parser, parse_run
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import (
@@ -272,6 +274,27 @@ def test_a_factory_is_kept_beside_best(tmp_path: Path) -> None:
             pass
     tables = read_config(tmp_path / "best.toml", ALGORITHMS)
     assert Path(tables["trainer"]["env_file"]).read_bytes() == own.source.payload
+
+
+def falls(progress: float) -> float:
+    return 1e-3 * (1.0 - progress)
+
+
+def test_functions_and_the_environment_of_the_evaluations_are_kept_beside_best(tmp_path: Path) -> None:
+    """`train --config` trained another network at another rate, and found no environment to evaluate in."""
+    config = dataclasses.replace(job().config, eval_env="another")
+    source = EnvSource.from_user("CartPole-v1").evaluated_in(EnvSource.from_user(lambda: None), {}, {})
+    own = Job(config, ALGORITHMS["dqn"](gamma=0.8, learning_rate=falls, network=make_network), source)
+    with Search(tmp_path, own, SPACE, trials=1, at_once=1, held_out_seeds=0) as made:
+        for _ in made.run(Runs()):  # type: ignore[arg-type]
+            pass
+    file = str(tmp_path / "best.toml")
+    _, found, algorithm, _ = parse_run(["CartPole-v1", "--algo", "dqn", "--config", file], make_parser)
+    assert source.evaluated is not None and found.eval_env_file is not None
+    assert Path(found.eval_env_file).read_bytes() == source.evaluated.payload
+    record: Any = algorithm
+    assert record.learning_rate(0.5) == falls(0.5)
+    assert record.network(3, 2)[0].out_features == make_network(3, 2)[0].out_features
 
 
 def test_a_run_that_diverges_or_fails_is_a_trial_without_a_value(tmp_path: Path) -> None:
