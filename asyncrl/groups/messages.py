@@ -170,10 +170,10 @@ class ExactPart(Encoding):
         out[self._places] = message[: self._head].view(torch.float32)
 
 
-def encoding_of(name: str, size: int, exact: Tensor | None = None) -> Encoding:
+def encoding_of(name: str, size: int, exact: Tensor) -> Encoding:
     """Make the encoding `name` of `size` values, of which those at the positions `exact` `[K]` have no error."""
     encoding = ENCODINGS[name](size)
-    return encoding if encoding.exact or exact is None else ExactPart(encoding, exact)
+    return encoding if encoding.exact or not exact.numel() else ExactPart(encoding, exact)
 
 
 class Feedback:

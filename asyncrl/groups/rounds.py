@@ -48,11 +48,6 @@ class Round:
         return out.copy_(self.total).div_(self.weight)
 
     @property
-    def weights(self) -> tuple[float, ...]:
-        """Weight of each rank."""
-        return tuple(self.table[:, _WEIGHT].tolist())
-
-    @property
     def largest_scale(self) -> float:
         """Largest scale of the ranks that gave a vector; 0 if none did."""
         return float(self.table[:, _SCALE].max())
