@@ -66,6 +66,19 @@ class Shifted(nn.Linear):
         return super().forward(x)
 
 
+class Averaging(nn.Linear):
+    """Replaces a running statistic."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.register_buffer("mean", torch.zeros(inputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(dim=0)
+        return super().forward(x - self.mean)
+
+
 REFUSED: list[tuple[Factory, str]] = [
     (lambda i, o: lambda x: x, r"network\(4, 3\) must return a torch.nn.Module, got function"),
     (lambda i, o: nn.Linear(i, o).double(), "must be float32, and weight is float64"),
@@ -81,6 +94,7 @@ REFUSED: list[tuple[Factory, str]] = [
     (lambda i, o: nn.Linear(5, o), "failed for two rows of 4 zeros: RuntimeError: mat1 and mat2"),
     (Shifted, r"network\(4, 3\) must not write into its input"),
     (lambda i, o: nn.Sequential(nn.Dropout(inplace=True), nn.Linear(i, o)), "must not write into its input"),
+    (Averaging, "must change its buffers in place, and replaces mean"),
     (lambda i, o: nn.Linear(i, o).requires_grad_(False), "depend on none"),
     (lambda i, o: Through(i, o, torch.Tensor.detach), "depend on none"),
     (
