@@ -188,17 +188,21 @@ class Feedback:
         self.residual = torch.zeros(encoding.size)
         self._sent = torch.zeros(encoding.size)
 
-    def encode(self, vector: Tensor, out: Tensor) -> Tensor:
-        """Encode `vector` plus the residual into `out`; returns the receiver's vector, valid until the next call."""
-        encoding = self._encoding
+    def encode(self, vector: Tensor, out: Tensor, part: slice = slice(None)) -> Tensor:
+        """Encode `vector` plus the residual into `out`; returns the receiver's vector, valid until the next call.
+
+        Of a lossy message only `part` is used; it holds zeros for the rest, whose residual is kept.
+        """
+        encoding, sent = self._encoding, self._sent
         if encoding.exact:
             encoding.encode(vector, out)
             return vector
-        self.residual.add_(vector)
-        encoding.encode(self.residual, out)
-        encoding.decode(out, self._sent)
-        self.residual.sub_(self._sent)
-        return self._sent
+        sent.zero_()
+        sent[part] = self.residual[part].add_(vector[part])
+        encoding.encode(sent, out)
+        encoding.decode(out, sent)
+        self.residual.sub_(sent)
+        return sent
 
 
 class AsyncMessage:

@@ -132,3 +132,29 @@ def test_error_feedback_keeps_its_meaning_where_importance_weights_change(name: 
     for exact, lossy in on_ranks(2, lambda index: (run("float32", index), run(name, index))):
         error = float((lossy - exact).norm() / exact.norm())
         assert error < {"bfloat16": 4e-4, "int8": 1.5e-3, "topk": 0.4}[name], error
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "int8", "topk"])
+def test_error_feedback_keeps_its_meaning_where_a_part_makes_fewer_steps(name: str) -> None:
+    """The first half steps at every third update, as a delayed policy; what a message loses of it is not dropped."""
+    meeting, size, updates, critics = Meeting(2), 640, 300, slice(320, None)
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.randn(2, size, generator=generator)
+    noise = torch.randn(updates, 2, size, generator=generator)
+
+    def run(encoding: str, index: int) -> torch.Tensor:
+        vector, total = vector_of(torch.zeros(size)), torch.zeros(size)
+        core: Any = SimpleNamespace(vector=vector)
+        GradientFusion(core, meeting.peers(index, encoding), ENCODINGS[encoding](size))
+        for step in range(updates):
+            part = critics if step % 3 else slice(None)
+            before = vector.gradient[:320].clone()
+            vector.gradient[part] = (mean[index] + 0.3 * noise[step, index])[part]
+            vector.begin_step(part=part)
+            assert part != critics or torch.equal(vector.gradient[:320], before)
+            total[part] += vector.gradient[part]
+        return total
+
+    for exact, lossy in on_ranks(2, lambda index: (run("float32", index), run(name, index))):
+        error = float((lossy - exact)[:320].norm() / exact[:320].norm())
+        assert error < {"bfloat16": 4e-5, "int8": 2e-4, "topk": 0.1}[name], error
