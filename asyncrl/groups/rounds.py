@@ -132,7 +132,7 @@ class Rounds:
 
         Args:
             vector: `[P]` on any device, copied; None is a vector of zeros with weight 0.
-            weight: weight of the vector, at least 0.
+            weight: weight of the vector; 0 is as without one.
             scale: factor on the vector's scaled part, above 0.
             finished: whether this rank makes no further updates.
             ends: whether this rank ends its pass.
@@ -141,6 +141,7 @@ class Rounds:
         """
         rank, cells = self.peers.rank, self._cells
         self._table.fill(0.0)
+        vector = vector if weight > 0 else None
         given = vector is not None
         row = (weight if given else 0.0, finished, ends, scale if given else 0.0, *tail)
         for column, value in enumerate(row):

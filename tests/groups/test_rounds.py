@@ -49,6 +49,23 @@ def test_a_round_is_the_weighted_mean_and_tells_all_ranks_the_same(name: str) ->
             assert torch.equal(own[step], expected), f"round {step}"
 
 
+@pytest.mark.parametrize("name", ["float32", "int8"])
+def test_a_vector_without_weight_is_none(name: str) -> None:
+    """Nobody reads it, so its error is not to be in the next message; nor is what is no number in the sum."""
+    meeting = Meeting(2)
+
+    def rank(index: int) -> list[torch.Tensor]:
+        rounds, found = Rounds(meeting.peers(index), ENCODINGS[name](SIZE)), []
+        for weight in (1.0, float(index), 1.0):
+            vector = torch.full((SIZE,), 2.0) if weight else torch.full((SIZE,), torch.nan)
+            found.append(rounds.exchange(vector, weight).mean(torch.empty(SIZE)))
+        return found
+
+    for means in on_ranks(2, rank):
+        for mean in means:
+            torch.testing.assert_close(mean, torch.full((SIZE,), 2.0))
+
+
 class Counter:
     """A core whose state is the sum of its gradients."""
 
