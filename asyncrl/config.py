@@ -227,8 +227,9 @@ class TrainerConfig:
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, os.path.expanduser(os.fspath(path)))
         check_options(self)
-        if self.fusion_moments and self.fusion != "average":
-            raise ValueError(f"fusion_moments must be false with fusion={self.fusion!r}, got True")
+        for name, unused in (("learning_rate", 1.0), ("momentum", 0.0), ("moments", False)):
+            if self.fusion != "average" and (value := getattr(self, f"fusion_{name}")) != unused:
+                raise ValueError(f"fusion_{name} must be {unused} with fusion={self.fusion!r}, got {value!r}")
         for name in ("dataset", "demonstrations"):
             if getattr(self, name) is not None and self.groups > 1:
                 raise ValueError(

@@ -72,8 +72,8 @@ def check_module(module: Any, inputs: int, outputs: int, trained: bool = True) -
             be frozen.
 
     Raises:
-        ConfigurationError: it is no module, a tensor of it is not float32, or it does not map float32 `[R, inputs]` to
-            `[R, outputs]` (ASYNC017).
+        ConfigurationError: it is no module, a tensor of it is not float32, it writes into its input or replaces a
+            buffer, or it does not map float32 `[R, inputs]` to `[R, outputs]` (ASYNC017).
     """
     from torch import nn
 
@@ -110,16 +110,30 @@ def _check_tensors(call: str, module: Any) -> None:
 
 
 def _outputs(call: str, module: Any, inputs: int) -> Any:
-    """Return the outputs of a copy of the module for two rows of zeros, with a graph."""
+    """Return the outputs of a copy of the module in evaluation mode for two rows of zeros, with a graph.
+
+    Another copy is tried in the module's own mode. Neither may write into the rows, which other passes read after it,
+    and buffers must stay those that are views of the flat block.
+    """
     import torch
 
     try:
         with torch.inference_mode(False), torch.enable_grad():
-            out = copy.deepcopy(module).eval()(torch.zeros(2, inputs))
+            rows, trained = torch.zeros(2, inputs), copy.deepcopy(module)
+            buffers = dict(trained.named_buffers())
+            out = copy.deepcopy(module).eval()(rows)
+            trained(rows)
     except Exception as error:
         fix = "map float32 [R, inputs] to [R, outputs]; the rows of a critic are observations and behind them actions"
         what = f"{call} failed for two rows of {inputs} zeros: {describe_error(error)}"
         raise _refused(what, fix) from error
+    if rows._version:
+        fix = "write x = x - mean in place of x -= mean, and give the first layer no inplace=True"
+        raise _refused(f"{call} must not write into its input, and does", fix)
+    for name, tensor in trained.named_buffers():
+        if tensor.is_floating_point() and tensor is not buffers.get(name):
+            fix = f"write self.{name}.copy_(values) in place of self.{name} = values"
+            raise _refused(f"{call} must change its buffers in place, and replaces {name}", fix)
     if not isinstance(out, torch.Tensor):
         what = f"the outputs of {call} must be one tensor, got {type(out).__name__}"
         raise _refused(what, "return the tensor alone")

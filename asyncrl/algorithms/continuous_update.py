@@ -231,7 +231,7 @@ class ContinuousUpdate(ReplayUpdate):
     def _compute(self, buffers: Any, acting: bool) -> None:
         """Run the part of an update that needs the device only; the operations are the same for every batch."""
         learned = buffers.learned[acting] = self._learn(buffers, acting)
-        self.vector.begin_step()
+        self.vector.begin_step(part=slice(None) if acting else self._slices["critics"])
         for name, adam in self._optimizers.items():
             if acting or name == "critics":
                 adam.step(adam.learning_rate)

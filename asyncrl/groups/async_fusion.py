@@ -50,8 +50,8 @@ LOOK_SECONDS = 0.2
 FINISH_SECONDS = 30.0
 """Time limit, at the end, of waiting for the other groups' last deltas."""
 
-Connect = Callable[[int, int], Peers | None]
-"""Function from a rank and the number of its earlier connections to its next connection; None while there is none."""
+Connect = Callable[[int], Peers | None]
+"""Function from a rank to its next connection; None while there is none."""
 
 
 class FusedWeights:
@@ -199,14 +199,12 @@ class AsyncServer:
     def _serve(self, rank: int) -> None:
         """Serve the group's connections, one after the other."""
         torch.set_num_threads(1)
-        life = 0
         while not self._closed.is_set() and rank not in self._finished:
             try:
-                peers = self._connect(rank, life)
+                peers = self._connect(rank)
                 if peers is None:
                     self._closed.wait(LOOK_SECONDS)
                     continue
-                life += 1
                 self._note(rank, peers)
                 self._serve_life(rank, peers)
             except Exception as error:  # a broken connection; a store or a learner that does not answer

@@ -82,7 +82,7 @@ def _pair(rank: int, life: int) -> str:
 
 def _encoding(config: TrainerConfig, core: Core) -> Encoding:
     size = sum(part.numel() for part in fused_parts(core.vector, config.fusion_moments))
-    return encoding_of(config.fusion_dtype, size, Deltas(core.vector.buffers).buffers)
+    return encoding_of(config.fusion_dtype, size, core.vector.buffers)
 
 
 def collective_fusion(
@@ -133,7 +133,7 @@ class Reception:
         self.lives: dict[int, int] = {}
         self._state, self._tie = state, tie
 
-    def __call__(self, rank: int, number: int) -> Peers | None:
+    def __call__(self, rank: int) -> Peers | None:
         """Connect to a new life of the group; None while there is none. Raises `PeerLost`."""
         store, key = self.connection.store, f"life/{rank}"
         if not store.check([key]):

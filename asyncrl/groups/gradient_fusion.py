@@ -56,7 +56,7 @@ class GradientFusion:
         self._moments = NO_VALUES
         core.vector.on_step, core.vector.on_moments = self._fuse, self._union
 
-    def _fuse(self, samples: float, ends: bool) -> bool:
+    def _fuse(self, samples: float, ends: bool, part: slice) -> bool:
         """Make one update's round; returns whether the pass ends, which it does for all groups if for one."""
         started = time.perf_counter()
         vector = self._core.vector
@@ -64,9 +64,9 @@ class GradientFusion:
         if drawn is not None:
             weight, largest = samples * drawn.priority, drawn.largest_weight
         given = None if ends else vector.gradient
-        self._rounds.begin(given, weight, scale=largest, ends=ends, tail=self._moments)
+        self._rounds.begin(given, weight, scale=largest, ends=ends, tail=self._moments, part=part)
         round_ = self._rounds.end()
-        self._take(round_)
+        self._take(round_, part)
         self._wait_seconds += time.perf_counter() - started
         return round_.ends
 
@@ -83,12 +83,12 @@ class GradientFusion:
         self._wait_seconds += time.perf_counter() - started
         return Moments(count.sum(), middle, spread), stepped
 
-    def _take(self, round_: Round) -> bool:
-        """Fill the gradient with the mean of a round; returns whether any group gave one."""
+    def _take(self, round_: Round, part: slice = slice(None)) -> bool:
+        """Fill a part of the gradient with the mean of a round; returns whether any group gave one."""
         if round_.weight <= 0:
             return False
         vector = self._core.vector
-        round_.mean(out=vector.gradient)
+        round_.mean(vector.gradient[part], part)
         if (most := round_.largest_scale) != 1.0:
             vector.gradient[vector.weighted].div_(most)
         return True

@@ -151,30 +151,26 @@ class Heartbeat:
             self._changed.wait_for(lambda: self._done >= wanted, ANSWER_SECONDS)
 
     def _beat(self, ended: bool) -> None:
-        with self._turn:
-            self._exchange(ended)
-
-    def _exchange(self, ended: bool) -> None:
         store, place = self._store, self._place
-        for name, text in list(self._messages.items()):
-            if name not in self._handled:
-                store.compare_set(name, "", text)
-                self._handled.add(name)
-        self._beats += 1
-        status = {**self._status(), "beat": self._beats, "life": place.life, "ended": ended}
-        store.set(f"status/{place.rank}", json.dumps(status))
-        self._receive("stop", self._on_stop)
-        self._receive("failure", self._on_failure)
-        now = self._passed()
-        for rank in range(place.size):
-            key = f"status/{rank}"
-            if rank == place.rank:
-                self.statuses[rank] = status
-            elif store.check([key]):
-                with contextlib.suppress(ValueError):
+        with self._turn:
+            for name, text in list(self._messages.items()):
+                if name not in self._handled:
+                    store.compare_set(name, "", text)
+                    self._handled.add(name)
+            self._beats += 1
+            status = {**self._status(), "beat": self._beats, "life": place.life, "ended": ended}
+            store.set(f"status/{place.rank}", json.dumps(status))
+            self._receive("stop", self._on_stop)
+            self._receive("failure", self._on_failure)
+            now = self._passed()
+            for rank in range(place.size):
+                key = f"status/{rank}"
+                if rank == place.rank:
+                    self.statuses[rank] = status
+                elif store.check([key]):
                     self._note(rank, json.loads(store.get(key)))
-                self._listen(rank, now)
-        self._on_beat(dict(self.statuses))
+                    self._listen(rank, now)
+            self._on_beat(dict(self.statuses))
 
     def _receive(self, name: str, handle: Callable[[str], None]) -> None:
         if name not in self._handled and self._store.check([name]):

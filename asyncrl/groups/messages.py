@@ -170,10 +170,10 @@ class ExactPart(Encoding):
         out[self._places] = message[: self._head].view(torch.float32)
 
 
-def encoding_of(name: str, size: int, exact: Tensor | None = None) -> Encoding:
+def encoding_of(name: str, size: int, exact: Tensor) -> Encoding:
     """Make the encoding `name` of `size` values, of which those at the positions `exact` `[K]` have no error."""
     encoding = ENCODINGS[name](size)
-    return encoding if encoding.exact or exact is None else ExactPart(encoding, exact)
+    return encoding if encoding.exact or not exact.numel() else ExactPart(encoding, exact)
 
 
 class Feedback:
@@ -188,17 +188,21 @@ class Feedback:
         self.residual = torch.zeros(encoding.size)
         self._sent = torch.zeros(encoding.size)
 
-    def encode(self, vector: Tensor, out: Tensor) -> Tensor:
-        """Encode `vector` plus the residual into `out`; returns the receiver's vector, valid until the next call."""
-        encoding = self._encoding
+    def encode(self, vector: Tensor, out: Tensor, part: slice = slice(None)) -> Tensor:
+        """Encode `vector` plus the residual into `out`; returns the receiver's vector, valid until the next call.
+
+        Of a lossy message only `part` is used; it holds zeros for the rest, whose residual is kept.
+        """
+        encoding, sent = self._encoding, self._sent
         if encoding.exact:
             encoding.encode(vector, out)
             return vector
-        self.residual.add_(vector)
-        encoding.encode(self.residual, out)
-        encoding.decode(out, self._sent)
-        self.residual.sub_(self._sent)
-        return self._sent
+        sent.zero_()
+        sent[part] = self.residual[part].add_(vector[part])
+        encoding.encode(sent, out)
+        encoding.decode(out, sent)
+        self.residual.sub_(sent)
+        return sent
 
 
 class AsyncMessage:

@@ -41,16 +41,12 @@ class Round:
     table: NDArray[np.float32]
     tail: int
 
-    def mean(self, out: Tensor) -> Tensor:
-        """Write the weighted mean into `out` `[P]`, on any device, and return it; needs a weight above 0."""
-        if out.device == self.total.device:
-            return torch.div(self.total, self.weight, out=out)
-        return out.copy_(self.total).div_(self.weight)
-
-    @property
-    def weights(self) -> tuple[float, ...]:
-        """Weight of each rank."""
-        return tuple(self.table[:, _WEIGHT].tolist())
+    def mean(self, out: Tensor, part: slice = slice(None)) -> Tensor:
+        """Write the weighted mean of `part` into `out`, on any device, and return it; needs a weight above 0."""
+        total = self.total[part]
+        if out.device == total.device:
+            return torch.div(total, self.weight, out=out)
+        return out.copy_(total).div_(self.weight)
 
     @property
     def largest_scale(self) -> float:
@@ -130,19 +126,22 @@ class Rounds:
         finished: bool = False,
         ends: bool = False,
         tail: tuple[float, ...] = (),
+        part: slice = slice(None),
     ) -> None:
         """Begin to take part in the next round; does not wait. Raises `PeerLost`.
 
         Args:
             vector: `[P]` on any device, copied; None is a vector of zeros with weight 0.
-            weight: weight of the vector, at least 0.
+            weight: weight of the vector; 0 is as without one.
             scale: factor on the vector's scaled part, above 0.
             finished: whether this rank makes no further updates.
             ends: whether this rank ends its pass.
             tail: at most K values; missing ones are 0.
+            part: part of the vector that all ranks use; a lossy message holds zeros for the rest.
         """
         rank, cells = self.peers.rank, self._cells
         self._table.fill(0.0)
+        vector = vector if weight > 0 else None
         given = vector is not None
         row = (weight if given else 0.0, finished, ends, scale if given else 0.0, *tail)
         for column, value in enumerate(row):
@@ -150,7 +149,7 @@ class Rounds:
         if self._shared is not None:
             self._shared.take_message(out=self._statistics[rank])
         if not self._encoding.exact:
-            self._begin_gather(vector)
+            self._begin_gather(vector, part)
             return
         if vector is None:
             self.room.zero_()
@@ -195,12 +194,12 @@ class Rounds:
             "received_bytes": self.peers.received_bytes,
         }
 
-    def _begin_gather(self, vector: Tensor | None) -> None:
+    def _begin_gather(self, vector: Tensor | None, part: slice) -> None:
         row = self._rows[self.peers.rank]
         head, length = 4 * row.numel(), self._encoding.message_bytes
         self._message[:head].view(torch.float32).copy_(row)
         if vector is not None:
-            self._feedback.encode(vector.cpu(), self._message[head : head + length])
+            self._feedback.encode(vector.cpu(), self._message[head : head + length], part)
         self._work = self.peers.begin_gather(self._message, self._messages)
 
     def _decode(self) -> None:

@@ -77,7 +77,7 @@ def normalised_mlp(inputs: int, outputs: int, hidden: tuple[int, ...], momentum:
     Args:
         inputs: values of a row.
         outputs: values of the head.
-        hidden: widths of the hidden layers.
+        hidden: widths of the hidden layers, at least one.
         momentum: fraction of the running statistics kept by a forward pass in training mode.
     """
     norm = partial(BatchRenorm, eps=EPS, momentum=1.0 - momentum)

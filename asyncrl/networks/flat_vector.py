@@ -86,8 +86,7 @@ class FlatVector:
         drawn: shard that the batch of this update was drawn from; None without groups or without replay.
         on_update: callback before an update reads the parameters; it may change them in place. None without groups.
         on_step: callback once the gradient is filled, before clipping; it may change it in place. Its arguments are
-            the number of samples of the gradient and whether this learner would end its pass here; it returns whether
-            the pass ends. None without groups.
+            those of `begin_step`; it returns whether the pass ends. None without groups.
         on_moments: callback before values are standardised, with their moments. It returns those of all groups' values,
             and whether `gradient` holds a step that the other groups make meanwhile, which this learner must make too.
             None unless groups fuse gradients.
@@ -112,7 +111,7 @@ class FlatVector:
         self.velocity: NDArray[np.float32] | None = None
         self.drawn: Drawn | None = None
         self.on_update: Callable[[], None] | None = None
-        self.on_step: Callable[[float, bool], bool] | None = None
+        self.on_step: Callable[[float, bool, slice], bool] | None = None
         self.on_moments: Callable[[Moments], tuple[Moments, bool]] | None = None
 
     @property
@@ -130,11 +129,12 @@ class FlatVector:
         if self.parameters.is_cuda:
             torch.cuda.current_stream(self.parameters.device).synchronize()
 
-    def begin_step(self, samples: float = 1.0, ends: bool = False) -> bool:
+    def begin_step(self, samples: float = 1.0, ends: bool = False, part: slice = slice(None)) -> bool:
         """Call `on_step` between backward pass and optimiser step; return whether the pass ends.
 
         Args:
             samples: number of samples that the gradient is the mean of; groups weight their gradients by it.
             ends: whether this learner would end the pass here, without a step.
+            part: part of the gradient that the step uses; what else is there is of an earlier step.
         """
-        return ends if self.on_step is None else self.on_step(samples, ends)
+        return ends if self.on_step is None else self.on_step(samples, ends, part)

@@ -73,11 +73,12 @@ class ModuleNetwork(NamedTensors):
             fill(tensors_of([module]), row)
 
     def _views(self) -> dict[str, Tensor]:
-        return {
-            f"{f'{c}.' if self.ensemble else ''}{name}": tensor
-            for c, module in enumerate(self.modules)
-            for name, tensor in module.state_dict().items()
-        }
+        views: dict[str, Tensor] = {}
+        for c, module in enumerate(self.modules):
+            floats = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
+            own = floats | module.state_dict()  # which lacks buffers that are not persistent
+            views |= {f"{c}.{name}" if self.ensemble else name: tensor for name, tensor in own.items()}
+        return views
 
 
 def fill(tensors: Sequence[Tensor], flat: Tensor) -> None:

@@ -41,14 +41,14 @@ class Drawn(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, buffer: torch.dtype | None) -> None:
         super().__init__()
-        self.layer, signs = nn.Linear(inputs, outputs), torch.randn(64).sign()
+        self.layer, signs = nn.Linear(inputs, outputs), torch.randn(20).sign()
         if buffer is None:
             self.signs = signs
         else:
             self.register_buffer("signs", signs.to(buffer))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) + self.signs @ torch.arange(64).to(self.signs.dtype)
+        return self.layer(x) + self.signs @ (2 ** torch.arange(20)).to(self.signs.dtype)
 
 
 class Restless(nn.Linear):
@@ -56,6 +56,27 @@ class Restless(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) + torch.randn(())
+
+
+class Shifted(nn.Linear):
+    """Subtracts from its input in place."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x -= 0.5
+        return super().forward(x)
+
+
+class Averaging(nn.Linear):
+    """Replaces a running statistic."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.register_buffer("mean", torch.zeros(inputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(dim=0)
+        return super().forward(x - self.mean)
 
 
 REFUSED: list[tuple[Factory, str]] = [
@@ -71,6 +92,9 @@ REFUSED: list[tuple[Factory, str]] = [
     (lambda i, o: Through(i, o, torch.Tensor.double), r"to float32 \[2, 3\], got float64 \[2, 3\]"),
     (lambda i, o: Through(i, o, lambda out: (out, None)), "must be one tensor, got tuple"),
     (lambda i, o: nn.Linear(5, o), "failed for two rows of 4 zeros: RuntimeError: mat1 and mat2"),
+    (Shifted, r"network\(4, 3\) must not write into its input"),
+    (lambda i, o: nn.Sequential(nn.Dropout(inplace=True), nn.Linear(i, o)), "must not write into its input"),
+    (Averaging, "must change its buffers in place, and replaces mean"),
     (lambda i, o: nn.Linear(i, o).requires_grad_(False), "depend on none"),
     (lambda i, o: Through(i, o, torch.Tensor.detach), "depend on none"),
     (

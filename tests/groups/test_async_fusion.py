@@ -62,8 +62,8 @@ def run_async(
 ) -> list[torch.Tensor]:
     encoding = ENCODINGS["float32"](SIZE)
 
-    def connect(rank: int, life: int) -> Peers | None:
-        return meeting.pair(rank, 0, life) if life == 0 else None
+    def connect(rank: int) -> Peers:
+        return meeting.pair(rank, 0)
 
     def rank(index: int) -> torch.Tensor:
         fuser: AsyncServer | AsyncClient
@@ -135,7 +135,7 @@ def test_a_store_or_learner_that_does_not_answer_holds_up_the_end_of_nobody(
     monkeypatch.setattr(async_fusion, "FINISH_SECONDS", 600.0)  # longer than the test may take
     tried = threading.Event()
 
-    def connect(rank: int, life: int) -> Peers | None:
+    def connect(rank: int) -> Peers:
         tried.set()
         raise error
 
@@ -151,12 +151,13 @@ def test_a_store_or_learner_that_does_not_answer_holds_up_the_end_of_nobody(
 def test_a_group_that_is_lost_holds_up_nobody_and_may_come_back() -> None:
     meeting, encoding = Meeting(2), ENCODINGS["float32"](SIZE)
     weights = Dyadic(torch.zeros(SIZE), 8)
-    came_back = threading.Event()
+    came_back, lives = threading.Event(), list[int]()
 
-    def connect(rank: int, life: int) -> Peers | None:
-        if life == 0 or came_back.is_set():
-            return meeting.pair(rank, 0, life)
-        return None
+    def connect(rank: int) -> Peers | None:
+        if lives and not came_back.is_set():
+            return None
+        lives.append(len(lives))
+        return meeting.pair(rank, 0, lives[-1])
 
     def rank(index: int) -> None:
         if index == 1:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.groups.async_fusion import AsyncClient, AsyncServer, FusedWeights
-from asyncrl.groups.messages import encoding_of
+from asyncrl.groups.messages import ENCODINGS, encoding_of
 from asyncrl.groups.rounds import Rounds
 from asyncrl.groups.shared_statistics import SharedStatistics
 from asyncrl.groups.weight_fusion import AverageFuser, BackgroundFusion, Deltas
@@ -60,7 +60,7 @@ def test_variances_stay_above_zero_in_all_groups(mode: str, dtype: str) -> None:
         core = core_of()
         vector = core.vector
         deltas = Deltas(vector.buffers)
-        encoding = encoding_of(dtype, vector.parameters.numel(), deltas.buffers)
+        encoding = encoding_of(dtype, vector.parameters.numel(), vector.buffers)
         fuser: Any
         if mode == "average":
             outer: dict[str, Any] = {"learning_rate": 0.7, "momentum": 0.9}
@@ -70,7 +70,7 @@ def test_variances_stay_above_zero_in_all_groups(mode: str, dtype: str) -> None:
         elif index == 0:
             fuser = AsyncServer(
                 FusedWeights(vector.parameters, 8, deltas=deltas),
-                *(encoding, [1], lambda rank, life: meeting.pair(rank, 0) if life == 0 else None),
+                *(encoding, [1], lambda rank: meeting.pair(rank, 0)),
                 SharedStatistics(()),
             )
         else:
@@ -92,7 +92,7 @@ def test_a_statistic_is_mixed_and_has_no_outer_step() -> None:
     given = torch.tensor([[1.0, 8.0, 4.0, 5.0], [3.0, 2.0, 6.0, 7.0]])
 
     def rank(index: int) -> list[float]:
-        rounds = Rounds(meeting.peers(index), encoding_of("float32", 4))
+        rounds = Rounds(meeting.peers(index), ENCODINGS["float32"](4))
         outer: dict[str, Any] = {"learning_rate": 0.5, "momentum": 0.9}
         fuser = AverageFuser(rounds, torch.ones(4), deltas=Deltas(places), **outer)
         fuser.begin(given[index], False)

@@ -47,7 +47,7 @@ def fusion_of(mode: str, meeting: Meeting, rank: int, core: Core) -> Any:
             weights,
             encoding,
             range(1, RANKS),
-            lambda other, life: None if life else meeting.pair(other, 0),
+            lambda other: meeting.pair(other, 0),
             shared,
         )
         return BackgroundFusion(server, core.vector, 2)

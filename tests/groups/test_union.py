@@ -77,6 +77,15 @@ def fused(
     return parameters
 
 
+def test_an_update_that_does_not_move_the_policy_says_so() -> None:
+    core = ALGORITHMS["td3"](hidden_sizes=(8,), policy_delay=2).make_updater(SPECS["sac"], "cpu", 0)
+    parts: list[slice] = []
+    core.vector.on_step = lambda samples, ends, part: bool(parts.append(part))
+    for batch in batches(SPECS["sac"], 0)[:4]:
+        core.update(half(batch, 0))
+    assert parts == [core.vector.weighted, slice(None)] * 2
+
+
 @pytest.mark.parametrize("name", ["dqn", "sac"])
 def test_replay_updates_are_those_of_one_learner_with_both_batches(name: str) -> None:
     spec = SPECS[name]

@@ -74,6 +74,25 @@ def test_the_flat_vector_is_the_module() -> None:
     assert net.flat[-6:].abs().sum() > 0, "running statistics lie at the end"
 
 
+class Drawn(nn.Linear):
+    """A linear layer behind a shift that each call draws, in a buffer that torch does not save."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.register_buffer("shift", torch.randn(inputs), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + self.shift)
+
+
+@pytest.mark.parametrize("copies", [None, 2])
+def test_a_state_has_every_buffer_of_floats(copies: int | None) -> None:
+    arches = [Architecture((3, 5), copies, network=Drawn, seed=seed) for seed in range(2)]
+    first, second = (arch.on(arch.initial(torch.Generator())) for arch in arches)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first.flat, second.flat)
+
+
 def test_the_same_seed_makes_the_same_module_whatever_torch_drew_before() -> None:
     torch.manual_seed(5)
     first = Architecture((3, 5), network=perceptron, seed=1).initial(torch.Generator())

@@ -251,6 +251,14 @@ def test_a_target_needs_evaluations_while_it_trains() -> None:
     assert config(eval_interval_steps="none").eval_interval_steps is None
 
 
+@pytest.mark.parametrize("fusion", ["gradients", "async"])
+@pytest.mark.parametrize(("name", "value"), [("learning_rate", 0.7), ("momentum", 0.9), ("moments", True)])
+def test_the_outer_step_is_of_average_alone(fusion: str, name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"^fusion_{name} must be .* with fusion='{fusion}', got {value}$"):
+        config(fusion=fusion, **{f"fusion_{name}": value})
+    config(fusion="average", **{f"fusion_{name}": value})
+
+
 def test_a_path_is_a_directory_and_a_count_a_number() -> None:
     made = config(run_dir=Path("runs") / "x", total_steps="200k")
     assert made.run_dir == "runs/x"
