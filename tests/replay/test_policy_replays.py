@@ -226,6 +226,11 @@ def test_a_faulty_ring_is_given_up_for_all_policies_and_begun_again() -> None:
         for policy, own in enumerate(w.replays.replays):
             views = priorities_of(own)[list(w.replays.views_of_ring(policy, 0))]
             assert not views.any() and priorities_of(own).any()
+        other = int(w.replays.published_rows()[1])
+        w.replays.grant(1, max(w.readers[1].granted, other + 2))
+        w.actors[1].write(1)
+        w.replays.ingest()
+        assert w.replays.published_rows()[1] == other + 1, "the other ring goes on meanwhile"
         granted = w.readers[0].granted
         w.readers[0].abandoned = True
         w.replays.begin_again(0, granted)
