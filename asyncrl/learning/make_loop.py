@@ -132,11 +132,7 @@ def _replay_of(
 
     The last items of every batch, `fraction` of it, are drawn from `demonstrations`.
     """
-    options: RingReplayOptions = {
-        "priorities": PriorityRules(algorithm.alpha, uniform=not algorithm.prioritized),
-        "frame_stack": algorithm.frame_stack,
-        "rng": rng,
-    }
+    options = _options(algorithm, rng)
     seen, fields = algorithm.stacked_spec(spec), algorithm.extra_fields(spec)
     shape, states = algorithm.sequence_shape, rings[0].layout.state_values
     if algorithm.update_loop == "joint" and shape is not None:
@@ -156,6 +152,12 @@ def _replay_of(
     return PrioritizedReplay(rings, **transitions), batch
 
 
+def _options(algorithm: Any, rng: np.random.Generator) -> RingReplayOptions:
+    """Options of every replay."""
+    rules = PriorityRules(algorithm.alpha) if algorithm.prioritized else PriorityRules(uniform=True)
+    return {"priorities": rules, "frame_stack": algorithm.frame_stack, "rng": rng}
+
+
 def _transitions(
     algorithm: Any, rng: np.random.Generator, goal_rewards: GoalRewards | None = None
 ) -> PrioritizedOptions:
@@ -169,14 +171,11 @@ def _transitions(
             n_step=algorithm.n_step,
             gamma=discount_of(algorithm),
         )
-    uniform = not algorithm.prioritized
     return {
+        **_options(algorithm, rng),
         "n_step": algorithm.n_step,
         "gamma": discount_of(algorithm),
-        "priorities": PriorityRules(uniform=True) if uniform else PriorityRules(algorithm.alpha),
-        "frame_stack": algorithm.frame_stack,
         "hindsight": hindsight,
-        "rng": rng,
     }
 
 
