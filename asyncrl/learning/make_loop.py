@@ -43,7 +43,6 @@ from asyncrl.replay.joint_replay import JointReplay
 from asyncrl.replay.joint_sequence_replay import JointSequenceReplay
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.policy_replays import PolicyBatch, PolicyReplays
-from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.replay import PrioritizedOptions, PrioritizedReplay
 from asyncrl.replay.ring_replay import RingReplay, RingReplayOptions, TransitionOptions
 from asyncrl.replay.segments import SegmentQueue
@@ -154,8 +153,8 @@ def _replay_of(
 
 def _options(algorithm: Any, rng: np.random.Generator) -> RingReplayOptions:
     """Options of every replay."""
-    rules = PriorityRules(algorithm.alpha) if algorithm.prioritized else PriorityRules(uniform=True)
-    return {"priorities": rules, "frame_stack": algorithm.frame_stack, "rng": rng}
+    alpha = algorithm.alpha if algorithm.prioritized else None
+    return {"alpha": alpha, "frame_stack": algorithm.frame_stack, "rng": rng}
 
 
 def _transitions(
