@@ -19,7 +19,6 @@ from asyncrl.interfaces import RESET, Batch, UpdateResult
 from asyncrl.learning.lockstep_replay import LockstepReplayLoop, quantum_rows
 from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
 from asyncrl.learning.weight_snapshots import WeightSnapshots
-from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.replay import PrioritizedReplay
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailbox
 
@@ -167,7 +166,7 @@ class World:
             self.readers,
             n_step=s.n_step,
             gamma=0.5,
-            priorities=PriorityRules(uniform=not s.prioritized),
+            alpha=0.6 if s.prioritized else None,
             rng=np.random.default_rng(9),
         )
         loop = RelaxedReplayLoop if s.discipline == "relaxed" else LockstepReplayLoop

@@ -207,9 +207,10 @@ class Balance(Pace):
         return max(1, int(self.error_samples / (2 * self._batch_size)))
 
     def exhausted(self) -> bool:
-        """Whether `max_env_steps` are inserted and the updates for them are made.
+        """Whether `max_env_steps` are inserted and the updates for them are made; asked when no update can be made.
 
-        At the end updates continue only while the cursor, without the error e, is at least a batch.
+        The last updates go down to the lower end of the band, by (2), so that their number does not depend on which
+        side was faster. Where no row can be sampled any more, the cursor was reset before (`write_off`).
         """
         if not self.complete:
             return False

@@ -43,7 +43,6 @@ from asyncrl.replay.joint_replay import JointReplay
 from asyncrl.replay.joint_sequence_replay import JointSequenceReplay
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.policy_replays import PolicyBatch, PolicyReplays
-from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.replay import PrioritizedOptions, PrioritizedReplay
 from asyncrl.replay.ring_replay import RingReplay, RingReplayOptions, TransitionOptions
 from asyncrl.replay.segments import SegmentQueue
@@ -132,11 +131,7 @@ def _replay_of(
 
     The last items of every batch, `fraction` of it, are drawn from `demonstrations`.
     """
-    options: RingReplayOptions = {
-        "priorities": PriorityRules(algorithm.alpha, uniform=not algorithm.prioritized),
-        "frame_stack": algorithm.frame_stack,
-        "rng": rng,
-    }
+    options = _options(algorithm, rng)
     seen, fields = algorithm.stacked_spec(spec), algorithm.extra_fields(spec)
     shape, states = algorithm.sequence_shape, rings[0].layout.state_values
     if algorithm.update_loop == "joint" and shape is not None:
@@ -156,6 +151,12 @@ def _replay_of(
     return PrioritizedReplay(rings, **transitions), batch
 
 
+def _options(algorithm: Any, rng: np.random.Generator) -> RingReplayOptions:
+    """Options of every replay."""
+    alpha = algorithm.alpha if algorithm.prioritized else None
+    return {"alpha": alpha, "frame_stack": algorithm.frame_stack, "rng": rng}
+
+
 def _transitions(
     algorithm: Any, rng: np.random.Generator, goal_rewards: GoalRewards | None = None
 ) -> PrioritizedOptions:
@@ -169,14 +170,11 @@ def _transitions(
             n_step=algorithm.n_step,
             gamma=discount_of(algorithm),
         )
-    uniform = not algorithm.prioritized
     return {
+        **_options(algorithm, rng),
         "n_step": algorithm.n_step,
         "gamma": discount_of(algorithm),
-        "priorities": PriorityRules(uniform=True) if uniform else PriorityRules(algorithm.alpha),
-        "frame_stack": algorithm.frame_stack,
         "hindsight": hindsight,
-        "rng": rng,
     }
 
 

@@ -1,6 +1,8 @@
 """Sizes of a run's shared memory: the layout of one actor's ring, checked against the machine's free memory.
 
-Rings are reserved before any process starts, so that a run that does not fit ends at once with ASYNC010.
+Rings are reserved before any process starts, so that a run that does not fit ends at once with ASYNC010. The learner's
+own memory for priorities and returns, which is used as rows come, is counted with them: of short observations it is as
+much as the rings.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from asyncrl.config import TrainerConfig
 from asyncrl.errors import ConfigurationError, ReplayTooLarge
 from asyncrl.interfaces import EnvSpec, SelfPlay
 from asyncrl.learning.segment_balance import slots_for
+from asyncrl.replay.tables import LEAF_BYTES
 from asyncrl.shm.free_memory import available_bytes
 from asyncrl.shm.ring import RingLayout
 from asyncrl.shm.segment import bytes_needed
@@ -57,7 +60,8 @@ def replay_layout(config: TrainerConfig, algorithm: OffPolicy, spec: EnvSpec) ->
     )
     layout = _layout(config, algorithm, spec, rows)
     what = f"replay_capacity of {capacity:,} steps is larger than memory"
-    return _fitting(config, layout, what, "set replay_capacity to {:,} or less")
+    leaves = (config.actors * layout.num_slots) << (layout.num_envs - 1).bit_length()
+    return _fitting(config, layout, what, "set replay_capacity to {:,} or less", leaves * LEAF_BYTES)
 
 
 def segment_layout(config: TrainerConfig, algorithm: SegmentLearning, spec: EnvSpec) -> RingLayout:
@@ -121,18 +125,24 @@ def _layout(config: TrainerConfig, algorithm: Any, spec: EnvSpec, rows: int, pad
     )
 
 
-def _fitting(config: TrainerConfig, layout: RingLayout, what: str, fix: str) -> RingLayout:
-    """Return `layout` if all rings fit in free memory; `fix` is formatted with half of the steps that do."""
-    needed, available = config.actors * bytes_needed(layout.arrays()), available_bytes()
+def _fitting(
+    config: TrainerConfig, layout: RingLayout, what: str, fix: str, beside_bytes: int = 0
+) -> RingLayout:
+    """Return `layout` if all rings, and `beside_bytes` of the learner's memory, fit in free memory.
+
+    `fix` is formatted with half of the steps that do.
+    """
+    needed = config.actors * bytes_needed(layout.arrays()) + beside_bytes
+    available = available_bytes()
     if needed <= available:
         return layout
-    step_bytes = layout.bytes_per_row() / layout.environments
-    rings = f"{config.actors} rings of {layout.num_slots * layout.environments:,} steps"
+    steps = layout.num_slots * layout.environments
+    step_bytes = needed / (config.actors * steps)
     raise ReplayTooLarge(
         what,
         facts={
             "bytes per step": f"{step_bytes:,.0f}",
-            "needed": f"{needed:,} bytes for {rings}",
+            "needed": f"{needed:,} bytes for {config.actors} rings of {steps:,} steps",
             "there": f"{available:,} bytes",
         },
         fix=fix.format(int(available / step_bytes) // 2),

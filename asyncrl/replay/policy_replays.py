@@ -33,8 +33,6 @@ class StreamsOfRing:
         header: words with the positions of the ring, written by `PolicyReplays`.
     """
 
-    fault = ""
-    """A fault is that of the ring."""
     global_state = None
     """A team alone is trained on states, and has one policy."""
 
@@ -48,6 +46,11 @@ class StreamsOfRing:
         self.version, self.policy_updates = ring.version, ring.policy_updates
         self.incarnation = ring.incarnation
         self.extras = {name: values[streams] for name, values in ring.extras.items()}
+
+    @property
+    def fault(self) -> str:
+        """Fault of the ring."""
+        return self.ring.fault
 
     def published(self) -> int:
         """Published rows of the ring."""

@@ -5,6 +5,7 @@ Layout, design decisions and kernels: `tree_kernels.py`.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from typing import Any
 
@@ -29,7 +30,8 @@ def on_pages(dtype: Any, *shape: int) -> NDArray[Any]:
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared pages are never huge
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a kernel without huge pages, such as one for real time
+            pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, dtype).reshape(shape)
 
 

@@ -88,6 +88,8 @@ LEAF, RING, AT, AFTER, WORK_ROWS = range(5)
 
 ID_BITS = 48
 RETURN_BYTES = 16
+LEAF_BYTES = RETURN_BYTES + 7
+"""The learner's memory for a leaf: its stored return, 4 bytes of priority, and 2.3 of the sums above it, rounded up."""
 
 
 @inlined

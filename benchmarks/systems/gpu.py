@@ -32,7 +32,6 @@ from asyncrl import DQN, train
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 from asyncrl.learning.mirror import ObservationMirror
 from asyncrl.replay import PrioritizedReplay
-from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment
 from benchmarks.harness.report import Report, by_turns, script_parser
 
@@ -54,10 +53,8 @@ class Learner:
         self, segment: Segment, layout: RingLayout, batch: int, mirrored: bool, options: Any
     ) -> None:
         reader = RingReader(segment, layout)
-        rng, rules = np.random.default_rng(0), PriorityRules(uniform=True)
-        self.replay = PrioritizedReplay(
-            [reader], n_step=1, gamma=0.99, priorities=rules, frame_stack=4, rng=rng
-        )
+        rng = np.random.default_rng(0)
+        self.replay = PrioritizedReplay([reader], n_step=1, gamma=0.99, alpha=None, frame_stack=4, rng=rng)
         self.replay.ingest()
         algorithm = DQN(
             frame_stack=4, batch_size=batch, n_step=1, prioritized=False, double=False,

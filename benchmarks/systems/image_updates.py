@@ -25,7 +25,6 @@ import torch
 from asyncrl import DQN
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 from asyncrl.replay import PrioritizedReplay
-from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment
 from benchmarks.harness.report import Report, by_turns, script_parser
 
@@ -42,9 +41,7 @@ class Ours:
         writer = RingWriter(segment, layout)
         rng = np.random.default_rng(0)
         reader = RingReader(segment, layout)
-        self.replay = PrioritizedReplay(
-            [reader], n_step=1, gamma=0.99, priorities=PriorityRules(uniform=True), frame_stack=4, rng=rng
-        )
+        self.replay = PrioritizedReplay([reader], n_step=1, gamma=0.99, alpha=None, frame_stack=4, rng=rng)
         writer.obs[:] = rng.integers(0, 256, writer.obs.shape, dtype=np.uint8)
         for values in (writer.action, writer.reward, writer.flags):
             values[:] = 0

@@ -34,7 +34,6 @@ import numpy as np
 
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 from asyncrl.replay import PrioritizedReplay, SumTree
-from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment
 from benchmarks.harness.report import Report
 
@@ -70,9 +69,9 @@ class Ours:
         readers = [RingReader(segment, layout) for segment in self.segments]
         self.writers = [RingWriter(segment, layout) for segment in self.segments]
         rng = np.random.default_rng(0)
-        rules = PriorityRules(ALPHA, uniform)
+        alpha = None if uniform else ALPHA
         self.replay = PrioritizedReplay(
-            readers, n_step=3, gamma=0.99, priorities=rules, rng=np.random.default_rng(0)
+            readers, n_step=3, gamma=0.99, alpha=alpha, rng=np.random.default_rng(0)
         )
         self.rows = max(1, INSERT // (envs * actors))
         self.obs = rng.random((envs, self.rows, 4), np.float32)

@@ -21,7 +21,6 @@ from asyncrl.algorithms import ALGORITHMS
 from asyncrl.envs.checks import spec_of
 from asyncrl.interfaces import Batch
 from asyncrl.replay import PrioritizedReplay
-from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailbox
 
 LOW, HIGH = np.array([-1.0, 0.0], np.float32), np.array([3.0, 0.5], np.float32)
@@ -81,7 +80,7 @@ class Loop:
             [RingReader(segment, layout)],
             n_step=algorithm.n_step,
             gamma=algorithm.discount,
-            priorities=PriorityRules(algorithm.alpha, uniform=not algorithm.prioritized),
+            alpha=algorithm.alpha if algorithm.prioritized else None,
             rng=np.random.default_rng(2),
         )
         self.batch = Batch.allocate(algorithm.batch_size, spec)

@@ -30,7 +30,6 @@ from asyncrl.interfaces import (
 )
 from asyncrl.replay import JointReplay, JointSequenceReplay, PrioritizedReplay, SequenceReplay
 from asyncrl.replay.hindsight import Hindsight
-from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.tables import ID_BITS, IGNORED, RETIRED
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment
 from asyncrl.shm.segment import POISON
@@ -294,7 +293,9 @@ def rig(
     try:
         readers = [RingReader(segment, layout) for segment in segments]
         options: dict[str, Any] = {
-            "priorities": PriorityRules(alpha, uniform, EPS, window),
+            "alpha": None if uniform else alpha,
+            "priority_eps": EPS,
+            "priority_window_updates": window,
             "frame_stack": frame_stack,
             "rng": np.random.default_rng(seed),
         }

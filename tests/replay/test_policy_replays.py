@@ -23,7 +23,6 @@ from asyncrl.interfaces import (
 )
 from asyncrl.replay import PrioritizedReplay
 from asyncrl.replay.policy_replays import PolicyBatch, PolicyReplays
-from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.replay_state import priorities_of, restore_empty_replay, restore_replay
 from asyncrl.saved_state import saved
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment
@@ -42,7 +41,7 @@ NEIGHBOURS = (
 )
 EXTRAS = (FieldSpec("extra", (2,), "float32"),)
 ENVS, SLOTS, N_STEP = 2, 32, 3
-OPTIONS: dict[str, Any] = {"n_step": N_STEP, "gamma": 0.5}
+OPTIONS: dict[str, Any] = {"n_step": N_STEP, "gamma": 0.5, "alpha": 1.0, "priority_eps": EPS}
 
 
 class World:
@@ -68,11 +67,10 @@ class World:
         return self.segments[-1]
 
     def make(self, rng: np.random.Generator, readers: list[RingReader]) -> tuple[PolicyReplays, PolicyBatch]:
-        rules = PriorityRules(1.0, priority_eps=EPS)
         replays = PolicyReplays(
             readers,
             self.policies,
-            lambda views, policy: PrioritizedReplay(views, **OPTIONS, priorities=rules, rng=rng),
+            lambda views, policy: PrioritizedReplay(views, **OPTIONS, rng=rng),
             rng,
         )
         row = replace(ROW, agents=())
@@ -112,8 +110,7 @@ class World:
             for name in ("version", "policy_updates", "incarnation", "header"):
                 getattr(copy, name)[...] = getattr(ring, name)
             readers.append(copy)
-        rules = PriorityRules(1.0, priority_eps=EPS)
-        twin = PrioritizedReplay(readers, **OPTIONS, priorities=rules, rng=rng)
+        twin = PrioritizedReplay(readers, **OPTIONS, rng=rng)
         for index, reader in enumerate(readers):
             twin.cursors[index] = reader.retired
         twin.ingest()
@@ -226,6 +223,11 @@ def test_a_faulty_ring_is_given_up_for_all_policies_and_begun_again() -> None:
         for policy, own in enumerate(w.replays.replays):
             views = priorities_of(own)[list(w.replays.views_of_ring(policy, 0))]
             assert not views.any() and priorities_of(own).any()
+        other = int(w.replays.published_rows()[1])
+        w.replays.grant(1, max(w.readers[1].granted, other + 2))
+        w.actors[1].write(1)
+        w.replays.ingest()
+        assert w.replays.published_rows()[1] == other + 1, "the other ring goes on meanwhile"
         granted = w.readers[0].granted
         w.readers[0].abandoned = True
         w.replays.begin_again(0, granted)

@@ -25,7 +25,6 @@ from scipy import stats
 from asyncrl.errors import RingCorrupt
 from asyncrl.interfaces import FROZEN, RESET
 from asyncrl.replay import PrioritizedReplay, gather, power, rows, sampling, sum_tree, tables, tree_kernels
-from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.replay_state import priorities_of, restore_replay
 from asyncrl.replay.tables import ID_BITS, IGNORED
 from asyncrl.saved_state import saved
@@ -387,6 +386,9 @@ def test_wrong_calls_are_named() -> None:
         ({"gamma": 1.5}, "gamma must be between 0 and 1, got 1.5"),
         ({"frame_stack": 0}, "frame_stack must be at least 1, got 0"),
         ({"n_step": 16}, r"num_slots must be at least 17 for .* n_step 16 and frame_stack 1, got 16"),
+        ({"alpha": -0.1}, "alpha must be between 0 and 1, or None, got -0.1"),
+        ({"priority_window_updates": 0}, "priority_window_updates must be at least 1, got 0"),
+        ({"priority_eps": 0.0}, "priority_eps must be between 1e-30 and 1e30, got 0.0"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], text: str) -> None:
@@ -394,19 +396,6 @@ def test_wrong_options_are_named(options: dict[str, Any], text: str) -> None:
         PrioritizedReplay(
             r.replay.rings, **{"n_step": 1, "gamma": 0.9, "rng": np.random.default_rng(0), **options}
         )
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"alpha": -0.1}, "alpha must be between 0 and 1, got -0.1"),
-        ({"priority_window_updates": 0}, "priority_window_updates must be at least 1, got 0"),
-        ({"priority_eps": 0.0}, "priority_eps must be between 1e-30 and 1e30, got 0.0"),
-    ],
-)
-def test_wrong_rules_of_priorities_are_named(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        PriorityRules(**options)
 
 
 def test_rings_must_be_alike() -> None:
@@ -472,7 +461,7 @@ def test_a_replay_that_becomes_uniform_forgets_its_priorities() -> None:
             r.replay.rings,
             n_step=shape.n_step,
             gamma=shape.gamma,
-            priorities=PriorityRules(uniform=True),
+            alpha=None,
             rng=np.random.default_rng(0),
         )
         restore_replay(other, state, kept)

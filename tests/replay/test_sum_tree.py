@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
 import numpy as np
@@ -181,3 +182,14 @@ def test_check_sees_a_wrong_sum() -> None:
     tree.leaves[40] = 3.0
     with pytest.raises(AssertionError, match="a sum of level 0 is wrong"):
         tree.check()
+
+
+def test_a_kernel_without_huge_pages_has_a_tree_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Plain(mmap.mmap):
+        def madvise(self, *advice: int) -> None:
+            raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Plain)
+    tree = SumTree(100)
+    tree.set(np.array([3]), np.array([2.0]))
+    assert tree.total == 2.0
