@@ -665,7 +665,10 @@ class AgentsByPolicy(AgentsEnv):
         """See `AgentsEnv`."""
         form, place = self._places[n]
         row = form.row(place, call, obs, info)
-        self.obs[n, : row.shape[0]] = row
+        if row.shape:
+            self.obs[n, : row.shape[0]] = row
+        else:
+            self.obs[n] = row
 
 
 def divided_agents(

@@ -383,7 +383,9 @@ def observations_fit(env: Any, obs: Any) -> bool:
         return all(env.single_observation_space.contains(one) for one in obs)
     if hasattr(env, "policies"):
         return all(
-            policy.form.observation_space.contains(obs[n, : policy.form.observation_space.shape[0]])
+            policy.form.observation_space.contains(
+                np.asarray(obs[n, *map(slice, policy.form.observation_space.shape)])
+            )
             for policy in env.policies
             for n in policy.members
         )

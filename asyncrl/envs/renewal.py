@@ -81,6 +81,8 @@ class Renewal:
         try:
             env_checks.require_spaces(self.spec, env)
         except SpacesDoNotFit as error:
+            if method is None:
+                env_checks.close_env(env)
             run, here = error.facts.values()
             raise SpacesDoNotFit(
                 f"The spaces of {self.source.name} are others with these env_kwargs; a run's spaces cannot change.",

@@ -90,8 +90,8 @@ def card_html(snapshot: Snapshot, returns: Sequence[tuple[float, float]] = ()) -
         f'<b style="font-size:15px">{escape(words.title)}</b>'
         f'<span style="color:{colour};font-weight:600">&#9679; {escape(words.state)}</span></div>'
     )
-    groups = (*words.groups, *((("Logged", words.logged),) if words.logged else ()))
-    grid = "".join(_group(name, fields) for name, fields in groups)
+    groups = (*words.groups, ("Levels", words.levels), ("Logged", words.logged))
+    grid = "".join(_group(name, fields) for name, fields in groups if fields)
     error = f'<div style="color:#d1403a;margin-top:8px">{escape(words.error)}</div>' if words.error else ""
     return box(
         f'{head}{_bar(words)}<div style="display:flex;gap:12px 36px;flex-wrap:wrap;margin-top:12px">'

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from asyncrl.interfaces import Metrics
+from asyncrl.show.evaluation_result import EvaluationResult
 from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import RUN_METRICS, Snapshot
 from asyncrl.show.numbers import NONE, duration, number, plain
@@ -46,6 +47,7 @@ class Readout:
         speed: rates of production (environment steps), receipt, consumption (samples) and updates; wait fractions
             until training has ended.
         learning: returns, loss, updates, and epsilon if the algorithm has one.
+        levels: mean return of each level of the last evaluation; empty without levels.
         pace: policy lag, staleness, samples per insert, and the rating in self-play.
         fusion: number of learner groups, their fusions, staleness or waiting; empty for a run with one group.
         logged: newest values of what the user logs.
@@ -63,6 +65,7 @@ class Readout:
     counts: str
     speed: tuple[Field, ...]
     learning: tuple[Field, ...]
+    levels: tuple[Field, ...]
     pace: tuple[Field, ...]
     fusion: tuple[Field, ...]
     logged: tuple[Field, ...]
@@ -137,6 +140,7 @@ def readout(snapshot: Snapshot) -> Readout:
         counts=f"{snapshot.env_steps:,} steps, {snapshot.episodes:,} episodes, {elapsed}",
         speed=tuple(_field(snapshot, name) for name in (_RATES if ended else (*_RATES, *_WAITS))),
         learning=_learning(snapshot),
+        levels=_levels(snapshot.evaluation),
         pace=_pace(snapshot),
         fusion=_fusion(snapshot.groups),
         logged=tuple(Field(name, number(value)) for name, value in snapshot.logged.items()),
@@ -163,12 +167,14 @@ def _learning(snapshot: Snapshot) -> tuple[Field, ...]:
         _field(snapshot, "train/loss"),
         Field("updates", f"{snapshot.updates:,}"),
     )
-    if evaluation is not None and evaluation.level_returns:
-        each = (f"{name} {number(value)}" for name, value in evaluation.level_returns.items())
-        fields = (*fields, Field("levels", plain(", ".join(each))))
     if snapshot.exploration_rate is None:
         return fields
     return (*fields, _field(snapshot, "rollout/exploration_rate"))
+
+
+def _levels(evaluation: EvaluationResult | None) -> tuple[Field, ...]:
+    returns = {} if evaluation is None else evaluation.level_returns
+    return tuple(Field(plain(name), number(value)) for name, value in returns.items())
 
 
 def _pace(snapshot: Snapshot) -> tuple[Field, ...]:

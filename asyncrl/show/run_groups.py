@@ -94,7 +94,8 @@ def _options(run: KeptRun) -> dict[str, Any]:
 
 
 def _key(run: KeptRun) -> str:
-    options = _options(run)
+    """Hash of all options but the seed; one that adds nothing counts as one that the run's version did not have."""
+    options = {name: value for name, value in _options(run).items() if not _is_absence(name, value)}
     options.pop("trainer.seed", None)
     text = json.dumps(options, sort_keys=True, default=str) if options else f"unreadable {run.path}"
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]

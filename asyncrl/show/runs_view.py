@@ -105,7 +105,7 @@ class RunsConsole(StreamView[RunsView]):
     def _lines(self, state: RunsView) -> list[str]:
         """Lines to write now."""
         pages = [f"{row.label}  page {row.page}" for row in state.rows if row.page]
-        if pages and not self._said and is_readable_by_others(self._stream):
+        if pages and is_readable_by_others(self._stream):
             pages.append(TOKEN_IS_READABLE)
         once = [state.title, *pages, *(row.line() for row in state.rows if row.end)]
         new = [line for line in dict.fromkeys(map(plain, once)) if line not in self._said]

@@ -89,7 +89,7 @@ def _full(
     head: list[RenderableType] = [*_address(url), _title(words, snapshot.state, width), _bar(words)]
     head.append(Text(words.progress, no_wrap=len(words.progress) <= width))
     foot = _messages(words.error, notice, width)
-    more = [*_packed(words.fusion, width)[:1], *_packed(words.logged, width)[:1]]
+    more = [*_packed(words.fusion, width)[:1], *_levels(words, width)[:1], *_packed(words.logged, width)[:1]]
     texts = [part for part in head[:-1] if isinstance(part, Text)]
     used = len(head) - len(texts) + (len(words.progress) - 1) // width + 1 + lines + len(more)
     used += _height([*texts, *foot], width)
@@ -246,7 +246,12 @@ def _short_lines(words: Readout, width: int) -> list[Text]:
     """All values in order of importance, packed into lines of `width` columns."""
     first = [*words.learning[:2], words.speed[0], Field("", words.actors), *words.fusion]
     rest = [*words.learning[2:], *words.speed[1:], Field("", words.counts), *words.pace]
-    return _packed((*first, *rest), width)
+    return [*_packed((*first, *rest), width), *_levels(words, width)]
+
+
+def _levels(words: Readout, width: int) -> list[Text]:
+    """The returns of the levels in lines of `width` columns; none without levels."""
+    return _packed((Field("levels", ""), *words.levels), width) if words.levels else []
 
 
 def _packed(fields: Iterable[Field], width: int) -> list[Text]:

@@ -101,6 +101,7 @@ def _draw_line(grid: list[list[str]], values: np.ndarray, low: float, high: floa
 def _labels(low: float, high: float) -> list[str]:
     """Five numbers from the top down, with as many digits as tell them apart."""
     values = np.linspace(high, low, 5)
+    values[np.abs(values) < 1e-9 * (high - low)] = 0.0  # what rounding leaves of a zero
     texts = ([_number(value, digits) for value in values] for digits in range(LEAST_DIGITS, MOST_DIGITS))
     return next((own for own in texts if len(set(own)) == len(own)), [_number(value) for value in values])
 
@@ -143,11 +144,11 @@ def _draw(grid: list[list[str]], curve: Curve, mark: str, at: np.ndarray, low: f
 
 
 def _number(value: float, digits: int = LEAST_DIGITS) -> str:
-    if 1_000_000_000 > abs(value) >= 1_000_000:
+    text = f"{value:.{digits}g}"
+    size = abs(float(f"{value:.{digits - 1}g}"))  # as it is shown with a unit: 999,999 is 1M
+    if 1_000_000_000 > size >= 1_000_000:
         return f"{value / 1_000_000:.{digits - 1}g}M"
-    if 1_000_000 > abs(value) >= 10_000:
-        return f"{value / 1000:.{digits - 1}g}k"
-    return f"{value:.{digits}g}"
+    return f"{value / 1000:.{digits - 1}g}k" if size < 1_000_000 and abs(float(text)) >= 10_000 else text
 
 
 def _overlaid(ends: str, middle: str) -> str:

@@ -315,7 +315,6 @@ class Search:
         error, result = event.error, event.result
         if error is None and result is not None and result.stop_reason == "total_steps":
             if result.evaluations:
-                self._failures = 0
                 returns = [(found.env_steps, found.return_mean) for found in result.evaluations]
                 self._end_trial(trial, "complete", value_of(returns, self._total_steps), seen)
                 return
@@ -338,6 +337,8 @@ class Search:
         ended = dataclasses.replace(trial, state=state, value=value, evaluations=tuple(seen))
         self.trials[trial.number] = ended
         self._study.end(trial.number, state, value)
+        if state != "failed":
+            self._failures = 0
 
     def early_end(self, task: Task) -> str:
         """`pruned` for the run of a trial that was pruned, else ""."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
-from typing import Any
+from typing import Any, ClassVar
 
 import levels
 import numpy as np
 import pytest
 from actors_rig import Rig, until
+from gymnasium.spaces import Discrete
 from several_agents import Parallel, Tuples
 
 from asyncrl.actors.actor import renewal_seeds
@@ -122,6 +124,28 @@ def test_several_agents_with_the_method_live_on(env: Any) -> None:
     assert new is agents and not again
     inside = agents.parallel
     assert getattr(inside, "env", inside).level == 3
+
+
+class Sized(levels.Level):
+    """Its level is the number of its actions; says what is closed."""
+
+    closed: ClassVar[list[int]] = []
+
+    def __init__(self, level: int = 2) -> None:
+        super().__init__()
+        self.action_space = Discrete(level)
+
+    def close(self) -> None:
+        self.closed.append(int(self.action_space.n))
+
+
+def test_an_environment_of_other_spaces_is_closed_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sized, "closed", [])
+    source = EnvSource("Sized", "factory", pickle.dumps(Sized))
+    env = source.build()
+    with pytest.raises(SpacesDoNotFit, match="a run's spaces cannot change"):
+        Renewal(source, spec_of(source.name, env), {"level": 3}).renewed(env)
+    assert Sized.closed == [2, 3]
 
 
 def test_seeds_differ_between_changes_lives_actors_and_streams() -> None:

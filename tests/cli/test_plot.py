@@ -187,6 +187,22 @@ def test_labels_of_an_axis_differ(low: float, high: float) -> None:
     assert len(set(shown)) == len(shown) == 5 and not any(re.search("e.*M", label) for label in shown)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "wanted"),
+    [
+        (-0.1, 0.3, ["0.3", "0.2", "0.1", "0", "-0.1"]),
+        (0.0, 999_999.6, ["1M", "750k", "500k", "250k", "0"]),
+        (0.0, 9_999.96, ["10k", "7500", "5000", "2500", "0"]),
+    ],
+)
+def test_labels_are_as_short_as_what_they_round_to(low: float, high: float, wanted: list[str]) -> None:
+    x, y = np.array([0.0, 999_999.0]), np.array([low, high])
+    lines = text_plot([Curve("env", "", "", x, y, y, y, np.ones(2))], "t", "steps").splitlines()
+    labels = [line.partition("|")[0].strip() for line in lines if "|" in line]
+    assert [label for label in labels if label] == wanted
+    assert lines[-2].split() == ["0", "steps", "1M"]
+
+
 def test_many_curves_have_marks_and_lines_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.arange(3.0)
     curves = [Curve("X-v1", f"run {i}", "", x, x + i, x + i, x + i, np.ones(3)) for i in range(40)]

@@ -30,6 +30,7 @@ from asyncrl.cli.train import SeedOptions, parse, run
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import ConfigurationError, EnvironmentRaised, ResourceError, StoppedWhileStarting
 from asyncrl.run.job import Job
+from asyncrl.show.console import TOKEN_IS_READABLE
 from asyncrl.show.kept_run import KeptRun
 from asyncrl.show.run_groups import group_runs
 from asyncrl.show.runs_view import RunRow, RunsConsole, RunsView, runs_screen
@@ -135,6 +136,16 @@ def test_lines_of_text_say_each_end_and_page_once() -> None:
     text = stream.getvalue()
     assert text.count("two seeds") == text.count("seed 0  page") == text.count("seed 0  12s finished") == 1
     assert text.count("seed 1  12s training 1,000/4,000 steps, 30s left | return 123.5, evaluation 200,") == 2
+
+
+def test_a_token_in_a_file_is_said_whenever_its_page_comes(tmp_path: Path) -> None:
+    with (tmp_path / "log.txt").open("w") as stream:
+        Path(stream.name).chmod(0o644)
+        console = RunsConsole(stream=stream, live=False)
+        console._draw(RunsView("two seeds", (RunRow("seed 0", end="failed"),)))
+        for _ in range(2):
+            console._draw(RunsView("two seeds", (RunRow("seed 0", end="failed"), *rows(2, 1))))
+    assert (tmp_path / "log.txt").read_text().splitlines().count(TOKEN_IS_READABLE) == 1
 
 
 # --- the summary ------------------------------------------------------------------------------------------------------

@@ -496,3 +496,19 @@ def test_trial_counts_episodes_of_the_environment() -> None:
     assert several.length_mean is not None and 3 < several.length_mean < 7, (
         "the longest of three drawn from 1..7"
     )
+
+
+class Scalars(Parallel):
+    """Observations are single numbers without an axis."""
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(-1, 1e6, (), np.float32)
+
+    def observe(self, name: str, action: int) -> Any:
+        return super().observe(name, action)[0]
+
+
+def test_several_policies_may_see_a_number_without_an_axis() -> None:
+    source = source_of(Scalars, policies={"one": "red", "others": "green|blue"})
+    assert describe(source).observation_shape == ()
+    assert not any("outside" in problem for problem in try_out(source, 0.05).problems)

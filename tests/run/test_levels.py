@@ -89,7 +89,7 @@ def test_every_level_has_its_figure(tmp_path: Path) -> None:
     assert flat(final)["eval/mean_reward/easy"] == 20.0
     snapshot = trainer.snapshot()
     assert snapshot is not None and snapshot.metrics["eval/mean_reward/hard"] == 5.0
-    assert ("levels", "easy 20, hard 5") in [(f.label, f.value) for f in readout(snapshot).learning]
+    assert [(f.label, f.value) for f in readout(snapshot).levels] == [("easy", "20"), ("hard", "5")]
     run = tmp_path / "run"
     assert json.loads((run / "summary.json").read_text())["eval"]["level_returns"] == {
         "easy": 20.0,

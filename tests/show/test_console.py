@@ -26,7 +26,7 @@ import asyncrl.show.readout as readout_module
 from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.show.console import TOKEN_IS_READABLE, RunConsole, is_worth_showing, script_console
 from asyncrl.show.group_statistics import GroupStatistics
-from asyncrl.show.metrics import Snapshot
+from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.show.numbers import duration, number, plain
 from asyncrl.show.progress import progress, progress_text
 from asyncrl.show.readout import LINE_LENGTH, readout
@@ -394,6 +394,17 @@ def test_what_the_user_logs_has_a_line_on_the_screen(size: tuple[int, int]) -> N
         assert sum(name in line for line in lines) == 1
     line = readout(make_snapshot(logged={"probe": 0.5, **logged})).line()
     assert " 810 updates/s | probe 0.5" in line and len(line) <= LINE_LENGTH, "where there is room"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 30), (60, 20)])
+def test_levels_have_a_line_on_the_screen_and_leave_other_labels_whole(size: tuple[int, int]) -> None:
+    levels = {f"length {i}": 123.4 * i for i in range(1, 13)}
+    evaluation = EvaluationResult(100.0, 3.0, 10.0, 5, 1, 1000, 2.0, level_returns=levels)
+    snapshot = make_snapshot(actors=MANY[:2], evaluation=evaluation)
+    lines = drawn(snapshot, width=size[0], height=size[1], url=URL)
+    assert len(lines) <= size[1] and max(map(len, lines)) <= size[0]
+    assert any(line.startswith("levels    length 1 123.4   length 2 246.8") for line in lines)
+    assert not any("\u2026" in line for line in lines)
 
 
 @pytest.mark.parametrize("fusion", GROUPS)

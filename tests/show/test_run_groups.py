@@ -77,6 +77,17 @@ def test_a_name_is_silent_about_what_a_run_lacks(tmp_path: Path) -> None:
     ]
 
 
+def test_a_run_of_a_version_without_an_option_that_adds_nothing_is_of_the_same_group(tmp_path: Path) -> None:
+    """Otherwise two groups had one name, and counted as one setting in two environments."""
+    paths = [write_run(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
+    file = paths[0] / "config.toml"
+    text, _, rest = file.read_text().partition("wrappers = []\n")
+    assert rest, "the option is there"
+    file.write_text(text + rest)
+    (group,) = group_runs([KeptRun(path) for path in paths])
+    assert (group.name, group.size) == ("dqn", "2 seeds")
+
+
 def test_drawn_numbers_are_as_short_as_tells_the_groups_apart(tmp_path: Path) -> None:
     rates = (0.0028700420625969824, 0.00028783883778498, 0.001)
     groups = grouped(tmp_path / "a", *({"options": {"learning_rate": rate}} for rate in rates))

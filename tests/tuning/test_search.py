@@ -338,6 +338,24 @@ def test_several_failures_in_a_row_end_the_search(tmp_path: Path) -> None:
     assert pool.began == ["trial-000", "trial-001", "trial-002", "trial-003"]
 
 
+def test_failures_with_pruned_trials_between_them_do_not_end_the_search(tmp_path: Path) -> None:
+    class FailedOrPruned(Runs):
+        """From trial 6 on every second one fails, and the others fall behind."""
+
+        def begin(self, key: int, job: Job) -> None:
+            kind, number, *_ = Path(str(job.config.run_dir)).name.split("-")
+            if kind == "trial" and int(number) >= 6:
+                gamma = 0.8 if int(number) % 2 else 0.5
+                job = dataclasses.replace(
+                    job, algorithm=ALGORITHMS["dqn"](gamma=gamma, hidden_sizes=(64, 64))
+                )
+            super().begin(key, job)
+
+    pool = FailedOrPruned(errors={f"trial-{n:03}": EnvironmentRaised(f"number {n}") for n in range(7, 15, 2)})
+    found = searched(tmp_path, pool, trials=14, at_once=1)
+    assert [t.state for t in found.trials[6:]] == ["pruned", "failed"] * 4
+
+
 def test_options_that_do_not_fit_together_are_a_failed_trial(tmp_path: Path) -> None:
     space = SearchSpace({"discipline": Choices(("lockstep",)), "samples_per_insert": Choices(("none", 4.0))})
     with Search(tmp_path, job(), space, trials=12, at_once=1, held_out_seeds=0) as made:
