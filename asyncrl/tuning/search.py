@@ -452,9 +452,7 @@ class Search:
         made = self._job_of(best.options, self._job.config.seed, self.folder)
         head = f"# Trial {best.number} of {len(self.trials)} of a search; `asyncrl train --config` takes this file.\n"
         files = option_files(made.config, made.algorithm, made.source, BEST)
-        if (
-            FUNCTIONS not in files
-        ):  # a number may have replaced the function of the trial that was chosen before
+        if FUNCTIONS not in files:  # the trial that was chosen before may have had a function
             (self.folder / FUNCTIONS).unlink(missing_ok=True)
         for name, data in files.items():
             self._write(name, f"the best options ({name})", head.encode() * (name == BEST) + data)
