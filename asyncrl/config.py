@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 
 from asyncrl.options import (
     Count,
-    Fraction,
     HttpAddress,
     NotNegative,
     Positive,
@@ -163,7 +162,7 @@ class TrainerConfig:
     fusion_learning_rate: Positive = 1.0
     """Outer learning rate (average); DiLoCo uses 0.7."""
 
-    fusion_momentum: Fraction = 0.0
+    fusion_momentum: Annotated[float, Range(at_least=0, below=1)] = 0.0
     """Outer Nesterov momentum (average); 0 is the plain mean, DiLoCo uses 0.9."""
 
     fusion_moments: bool = False

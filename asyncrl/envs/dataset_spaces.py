@@ -1,7 +1,8 @@
 """Spaces of a dataset: compared with an environment's, and its values converted to rows and back.
 
 A dataset holds values of the environment's spaces. Rings hold rows: structured observations packed (`packing.py`),
-actions in storage form (`interfaces.py`). Packing loses nothing but the precision of float64, and text.
+actions in storage form (`interfaces.py`). Packing loses nothing but text and what float32 does not hold: the precision
+of float64, and of whole numbers above 2^24.
 """
 
 from __future__ import annotations
