@@ -175,6 +175,7 @@ def test_a_checkpoint_by_its_steps_has_the_weights_of_these_steps(tmp_path: Path
     best = asyncrl.load(tmp_path)
     assert result.best is not None and np.array_equal(best.weights, result.best.policy.weights)
     assert best.meta.env_steps == result.best.evaluation.env_steps
-    (same,) = (name for name in numbers if (folder / name).samefile(folder / "best"))
-    if best.meta.env_steps != int(same):
-        assert not np.array_equal(best.weights, asyncrl.load(tmp_path, checkpoint=same).weights)
+    # The last save may have replaced the best one's file of the same number of steps.
+    same = [name for name in numbers if (folder / name).samefile(folder / "best")]
+    if same and best.meta.env_steps != int(same[0]):
+        assert not np.array_equal(best.weights, asyncrl.load(tmp_path, checkpoint=same[0]).weights)
