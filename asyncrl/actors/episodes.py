@@ -57,11 +57,11 @@ def figures_of(episodes: Episodes, agents: Sequence[str], policies: Sequence[Age
         agents: names of several agents, in the order of their returns; empty for one agent.
         policies: several policies of the agents; empty if all share one.
     """
-    returns, lengths = episodes
-    means = returns.mean(axis=0).tolist() if agents else []
+    each, lengths = episodes
+    returns, means = team_returns(each), each.mean(axis=0).tolist() if agents else []
     return {
-        "return_mean": float(team_returns(returns).mean()),
-        "return_std": float(team_returns(returns).std()),
+        "return_mean": float(returns.mean()),
+        "return_std": float(returns.std()),
         "length_mean": float(lengths.mean()),
         "agent_returns": dict(zip(agents, means, strict=True)),
         "policy_returns": policy_returns(means, policies),

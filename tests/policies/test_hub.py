@@ -302,6 +302,17 @@ def test_errors_say_what_to_do(hub: HubStandIn, tmp_path: Path, monkeypatch: pyt
     assert "hf_wrong" not in str(caught.value)
 
 
+def test_a_full_disk_is_not_told_as_a_hub_that_is_down(
+    hub: HubStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(hub_module, "write_policy", full)
+    with pytest.raises(OSError, match="No space left"):
+        pushed(portable(asyncrl.DQN(), SPEC), "user/pole")
+
+
 def test_without_network_or_client_it_says_so(
     hub: HubStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -259,6 +259,11 @@ def test_the_outer_step_is_of_average_alone(fusion: str, name: str, value: objec
     config(fusion="average", **{f"fusion_{name}": value})
 
 
+def test_a_velocity_decays() -> None:
+    with pytest.raises(ValueError, match=r"^fusion_momentum must be at least 0 and below 1, got 1"):
+        config(fusion="average", fusion_momentum=1.0)
+
+
 def test_a_path_is_a_directory_and_a_count_a_number() -> None:
     made = config(run_dir=Path("runs") / "x", total_steps="200k")
     assert made.run_dir == "runs/x"
