@@ -27,16 +27,18 @@ def rates_of(policy: Any) -> tuple[float, float]:
 
 
 def test_a_policy_that_plays_against_its_past_beats_players_that_it_has_never_met() -> None:
-    """In lockstep, so that its numbers are always the same: 0.84 and 0.21."""
+    """In lockstep, so that its numbers are always the same: 0.83 and 0.31."""
     algorithm = PPO(
         discipline="lockstep",
         hidden_sizes=(64, 64),
         learning_rate=2e-3,
-        gamma=0.95,
+        gamma=0.995,
+        gae_lambda=0.975,
         segment_length=32,
         minibatch_size=256,
         epochs=4,
-        ent_coef=0.01,
+        ent_coef=0.02,
+        normalize_rewards=False,
     )
     trainer = Trainer(
         "asyncrl/ConnectFour-v0",
@@ -49,11 +51,11 @@ def test_a_policy_that_plays_against_its_past_beats_players_that_it_has_never_me
         eval_interval_steps=None,
         target_eval_episodes=2,
         http="off",
-        seed=1,
+        seed=2,
     )
     result = trainer.learn(total_steps=60_000)
     against_random, ahead = rates_of(result.policy)
-    assert against_random >= 0.75 and ahead >= 0.15
+    assert against_random >= 0.75 and ahead >= 0.2
     last = trainer.snapshot()
     assert last is not None and last.elo > 1300 and len(last.opponents) > 10
     result.policy.policy.load_weights(np.zeros_like(result.policy.weights))

@@ -29,9 +29,10 @@ COLOURS = ((235, 235, 235), (214, 60, 50), (240, 190, 40))
 class ConnectFour(gymnasium.Env[tuple[Observation, ...], tuple[np.int64, ...]]):
     """Connect Four; see the module.
 
-    Observations of each player are a Dict of `observation`, int8 `[2 columns rows + 1]`: its own stones, those of the
-    other, both column by column from the bottom, and 1 if it is on move; and of `action_mask`, int8 `[columns]`. A move
-    into a full column, which the mask forbids, loses.
+    Observations of each player are a Dict of `observation`, int8 `[rows, columns, 3]`, and of `action_mask`, int8
+    `[columns]`. The channels are its own stones, those of the other, and 1 in every cell if it is on move; the first
+    row is the lowest. The board is a grid, so that convolutions are the default network. A move into a full column,
+    which the mask forbids, loses.
 
     Args:
         rows, columns: size of the board.
@@ -51,7 +52,7 @@ class ConnectFour(gymnasium.Env[tuple[Observation, ...], tuple[np.int64, ...]]):
             raise ValueError(
                 f"length must be from 2 to the longer side of the board, got {length} for {rows} x {columns}"
             )
-        own = Dict({"observation": MultiBinary(2 * rows * columns + 1), "action_mask": MultiBinary(columns)})
+        own = Dict({"observation": MultiBinary((rows, columns, 3)), "action_mask": MultiBinary(columns)})
         self.observation_space: Any = Tuple((own, own))
         self.action_space: Any = Tuple((Discrete(columns), Discrete(columns)))
         self.render_mode = render_mode
@@ -59,7 +60,7 @@ class ConnectFour(gymnasium.Env[tuple[Observation, ...], tuple[np.int64, ...]]):
         self._begin()
 
     def _begin(self) -> None:
-        self._stones = np.zeros((2, self._columns * self._rows), np.int8)
+        self._stones = np.zeros((self._rows, self._columns, 2), np.int8)
         self._boards = [0, 0]  # the same as bits, with a row without stones on top of every column
         self._heights = [0] * self._columns
         self._on_move = 0
@@ -80,7 +81,7 @@ class ConnectFour(gymnasium.Env[tuple[Observation, ...], tuple[np.int64, ...]]):
         if height == self._rows:
             winner = 1 - player
         else:
-            self._stones[player, column * self._rows + height] = 1
+            self._stones[height, column, player] = 1
             self._boards[player] |= 1 << (column * (self._rows + 1) + height)
             self._heights[column] += 1
             self._on_move = 1 - player
@@ -103,18 +104,24 @@ class ConnectFour(gymnasium.Env[tuple[Observation, ...], tuple[np.int64, ...]]):
         return self._seen_by(0), self._seen_by(1)
 
     def _seen_by(self, player: int) -> Observation:
-        own, other, moves = self._stones[player], self._stones[1 - player], player == self._on_move
+        moves = player == self._on_move
+        seen = np.empty((self._rows, self._columns, 3), np.int8)
+        seen[..., 0], seen[..., 1], seen[..., 2] = (
+            self._stones[..., player],
+            self._stones[..., 1 - player],
+            moves,
+        )
         mask = np.array([moves and height < self._rows for height in self._heights], np.int8)
         if not mask.any():  # it waits, or the board is full
             mask[0] = 1
-        return {"observation": np.concatenate((own, other, np.array([moves], np.int8))), "action_mask": mask}
+        return {"observation": seen, "action_mask": mask}
 
     def render(self) -> Any:
         """Return the board as an image `[24 rows, 24 columns, 3]`; None without a render mode."""
         if self.render_mode is None:
             return None
-        kinds = (self._stones[0] + 2 * self._stones[1]).reshape(self._columns, self._rows)
-        cells = np.array(COLOURS, np.uint8)[kinds.T[::-1]]
+        kinds = self._stones[..., 0] + 2 * self._stones[..., 1]
+        cells = np.array(COLOURS, np.uint8)[kinds[::-1]]
         image = cells.repeat(CELL, 0).repeat(CELL, 1)
         image[::CELL], image[:, ::CELL] = 120, 120
         return image

@@ -24,12 +24,14 @@ from benchmarks.learning.held_out import FIRST_SEED
 
 ENV, STEPS, GAMES = "asyncrl/ConnectFour-v0", 500_000, 400
 OPTIONS: dict[str, Any] = {
-    "hidden_sizes": (128, 128),
     "learning_rate": 1e-3,
     "segment_length": 64,
-    "minibatch_size": 512,
+    "minibatch_size": 1024,
     "epochs": 4,
-    "ent_coef": 0.01,
+    "ent_coef": 0.02,
+    "gamma": 0.995,
+    "gae_lambda": 0.975,
+    "normalize_rewards": False,
 }
 RUN: dict[str, Any] = {"num_actors": 1, "envs_per_actor": 32, "self_play_interval": 500, "http": "off"}
 
@@ -44,7 +46,7 @@ def random_player(seen: dict[str, NDArray[Any]], rng: np.random.Generator) -> in
 def look_ahead_player(seen: dict[str, NDArray[Any]], rng: np.random.Generator, length: int = 4) -> int:
     """A move that wins at once, else one that keeps the other from it, else a random one."""
     mask = seen["action_mask"]
-    boards = seen["observation"][:-1].reshape(2, mask.size, -1)
+    boards = seen["observation"].transpose(2, 1, 0)[:2]
     heights, legal = boards.sum(axis=(0, 2)), np.flatnonzero(mask)
     for board in boards:
         for column in legal:

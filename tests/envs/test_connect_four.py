@@ -35,11 +35,9 @@ def test_games_are_those_of_the_slow_twin(size: tuple[int, int, int]) -> None:
         while not ended:
             heights = (board >= 0).sum(axis=0)
             for player in range(2):
-                own, other = ((board == who).T.reshape(-1) for who in (player, 1 - player))
                 moves = player == on_move
-                np.testing.assert_array_equal(
-                    seen[player]["observation"], np.concatenate((own, other, [moves]))
-                )
+                planes = (board == player, board == 1 - player, np.full(board.shape, moves))
+                np.testing.assert_array_equal(seen[player]["observation"], np.stack(planes, axis=2))
                 legal = heights < rows if moves else np.arange(columns) == 0
                 np.testing.assert_array_equal(seen[player]["action_mask"], legal)
                 assert env.observation_space[player].contains(seen[player])
@@ -88,6 +86,7 @@ def test_it_is_registered_for_two_agents_with_masks_and_has_no_threshold() -> No
     spec = describe(source)
     assert [agent.name for agent in spec.agents] == ["agent_0", "agent_1"]
     assert all(agent.masked for agent in spec.agents) and spec.reward_threshold is None
+    assert [leaf.kind for leaf in spec.leaves] == ["values", "grid"], "the board gets convolutions"
     assert describe(EnvSource.from_user("asyncrl/Catch-v0")).reward_threshold == 0.95
     found = []
     try_out(source, 0.1, found.append)
