@@ -225,7 +225,7 @@ class IMPALA(OnPolicy):
         record = super(IMPALA, dataclasses.replace(self, **left)).for_run(config, spec)
         if record.minibatches is not None:
             return record
-        streams = self.streams_of_batch(config, spec) + self.past_per_batch * config.envs * spec.num_agents
+        streams = record.streams_of_batch(config, spec)
         rows = BOX_GRADIENT_STEPS if isinstance(spec.action, BoxAction) else self._gradient_steps
         count = 1 if rows is None else streams * record.segment_rows // rows
         return dataclasses.replace(record, minibatches=max(1, min(streams, count)))

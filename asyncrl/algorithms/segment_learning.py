@@ -158,8 +158,9 @@ class SegmentLearning(Hyperparameters):
         )
 
     def streams_of_batch(self, config: TrainerConfig, spec: EnvSpec) -> int:
-        """Number of streams of a batch."""
-        return (self.segments_per_batch or config.actors) * config.envs * spec.num_agents
+        """Number of streams of a batch, with those of past segments."""
+        past = self.kept_segments[1]
+        return ((self.segments_per_batch or config.actors) + past) * config.envs * spec.num_agents
 
     @property
     def segment_rows(self) -> int:

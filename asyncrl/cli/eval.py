@@ -48,7 +48,8 @@ class EvalOptions:
     """Seed of the episodes."""
 
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the environment's constructor, over those of the run."""
+    """Keyword arguments of the environment's constructor, over those of the run; not those that a level of eval_levels
+    sets."""
 
     json: bool = False
     """Print one JSON object instead of text."""
@@ -141,22 +142,24 @@ async def _played(
     Raises:
         SpacesDoNotFit: the environment of `--env`, or one changed by `--env-kwargs`, has other spaces than the policy
             (ASYNC005).
+        ConfigurationError: a level sets one of `--env-kwargs` to another value (ASYNC017).
     """
     from asyncrl.actors.probe import probe
     from asyncrl.envs.checks import require_same_spaces
     from asyncrl.envs.source import EnvSource
     from asyncrl.storage.run_files import evaluations_of_run
 
-    source, limit, greedy, folder = policy.source, None, True, Path(file).parent
+    source, folder = policy.source.with_arguments(options.env_kwargs), Path(file).parent
+    limit, greedy = None, True
     if folder.name == "checkpoints" and (folder.parent / "config.toml").is_file():
-        source, limit, greedy = evaluations_of_run(folder.parent, source)
+        kwargs = options.env_kwargs if options.env is None else {}
+        source, limit, greedy = evaluations_of_run(folder.parent, policy.source, kwargs)
     greedy = greedy if options.deterministic is None else options.deterministic
     if options.env is not None:
         other = EnvSource.from_user(options.env).in_place_of(policy.source, policy.spec)
         source = other.with_arguments(options.env_kwargs)
         require_same_spaces(policy.spec, await probe(server, source))
         return source, None, greedy
-    source = source.with_arguments(options.env_kwargs)
     if options.env_kwargs:
         for _, level in source.levels or (("", source),):
             require_same_spaces(policy.spec, await probe(server, level))

@@ -39,7 +39,7 @@ def train_seeds(
         interrupts: signals, which stop all runs.
 
     A run that fails ends alone, and the exit code is that of the first error. Raises an error that the caller has
-    caused, which all runs would have, and the first error if no run has a result.
+    caused, which all runs would have, and the first error if no run has a result, unless a signal has stopped them.
     """
     trainer = Trainer.from_config(config, algorithm)
     at_once = min(runs_at_once(config, at_once), len(folders))
@@ -56,7 +56,7 @@ def train_seeds(
             if isinstance(event, Ended):
                 ends[event.key] = event
             shown.take(event)
-    results = collected(list(folders), ends)
+    results = collected(list(folders), ends, interrupted=bool(interrupts.count))
     for seed, error in results.errors.items():
         if isinstance(error, StoppedWhileStarting) and (folder := folders[seed]) is not None:
             remove_if_never_trained(folder)

@@ -49,6 +49,11 @@ class Round:
         return out.copy_(total).div_(self.weight)
 
     @property
+    def finished_ranks(self) -> NDArray[np.bool_]:
+        """`[ranks]`, whether each rank has finished, as a copy."""
+        return self.table[:, _FINISHED] > 0
+
+    @property
     def largest_scale(self) -> float:
         """Largest scale of the ranks that gave a vector; 0 if none did."""
         return float(self.table[:, _SCALE].max())

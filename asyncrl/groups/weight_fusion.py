@@ -233,6 +233,10 @@ class AverageFuser:
         d = mean of delta_k      a += d                                without momentum: a is the mean of the weights
                                  v = mu v + d;  a += eta (mu v + d)    DiLoCo, with Nesterov momentum mu, outer rate eta
 
+    The mean is over the ranks that still learn: one that has finished in an earlier round has learned nothing since,
+    and its zeros would shrink what the others learn. All ranks know from the rounds who has finished. What a lossy
+    message has left of a finished rank's delta is still added.
+
     Running statistics are averaged without an outer step (see `Deltas`). If the optimiser's moments are fused too, they
     follow the weights in the vector, and are averaged without an outer step.
 
@@ -268,10 +272,14 @@ class AverageFuser:
         self.velocity = torch.zeros_like(self.anchor[self._weights])
         if velocity is not None:
             self.velocity.copy_(torch.from_numpy(velocity))
+        self._finished = np.zeros(rounds.peers.size, np.bool_)
 
     def begin(self, snapshot: Tensor, finished: bool) -> None:
         """See `Fuser`. Raises `PeerLost`."""
-        self._rounds.begin(self._deltas.between(self.anchor, snapshot, self._rounds.room), finished=finished)
+        delta = self._deltas.between(self.anchor, snapshot, self._rounds.room)
+        if self._finished[self._rounds.peers.rank] and self._deltas.buffers is not None:
+            delta[self._deltas.buffers] = 0.0  # values, of the ranks that still learn
+        self._rounds.begin(delta, finished=finished)
 
     def done(self) -> bool:
         """See `Fuser`."""
@@ -280,7 +288,8 @@ class AverageFuser:
     def end(self) -> tuple[Tensor, bool]:
         """See `Fuser`; final if every group has finished. Raises `PeerLost`."""
         round_ = self._rounds.end()
-        mean, buffers = round_.mean(out=round_.total), self._deltas.buffers
+        mean, buffers = round_.total.div_(int((~self._finished).sum())), self._deltas.buffers
+        self._finished = round_.finished_ranks
         statistics = mean[:0] if buffers is None else mean[buffers]
         if self._momentum:
             self.velocity.mul_(self._momentum).add_(mean[self._weights])

@@ -122,8 +122,8 @@ def record_replay(
     folder, path = Path(out).expanduser(), checkpoint_file(Path(run).expanduser(), checkpoint or "latest")
     refuse_existing(folder)
     state, meta = load_checkpoint(path)
-    rows = _kept_rows(path, state, meta)
     refuse_agents(meta.spec)
+    rows = _kept_rows(path, state, meta)
     env, returns = environment_of_run(path.parent.parent, meta.env).build(), []
     try:
         form, about = (

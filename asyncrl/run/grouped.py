@@ -349,12 +349,15 @@ class Group:
     def other_steps(self, env_steps: int) -> int:
         """Environment steps of the other groups when this one has taken `env_steps`; as of their last heartbeat.
 
-        Groups that wait for each other at fixed updates take the same numbers of steps.
+        Groups that wait for each other at fixed updates take the same numbers of steps, each up to its share. The
+        counters are exact after the last fusion.
         """
         fusion, together = self.whole.config.fusion, self.job.algorithm.exact
-        if fusion == "gradients" or (fusion == "average" and together):
-            return self._before[0] + env_steps * (self.session.place.size - 1)
-        return sum(self.others()["env_steps"])
+        waits = fusion == "gradients" or (fusion == "average" and together)
+        if not waits or self._state == "finished":
+            return sum(self.others()["env_steps"])
+        each = env_steps if self.max_env_steps is None else min(env_steps, self.max_env_steps)
+        return self._before[0] + each * (self.session.place.size - 1)
 
     def _made_before(self) -> tuple[int, int]:
         """Steps and updates that no group counts: of the earlier run, and of groups that were started again."""

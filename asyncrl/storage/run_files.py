@@ -212,13 +212,21 @@ def environment_of_run(run: Path, name: str) -> EnvSource:
     return source.changed(options.get("env_kwargs", {}), options.get("wrappers", ()), **chosen)
 
 
-def evaluations_of_run(run: Path, source: EnvSource) -> tuple[EnvSource, int | None, bool]:
+def evaluations_of_run(
+    run: Path, source: EnvSource, env_kwargs: Mapping[str, Any]
+) -> tuple[EnvSource, int | None, bool]:
     """Return `source`, the environment of a run, with those that its evaluations play, and how they are played.
 
     That is `eval_max_episode_steps` and `eval_deterministic`. Unpickles nothing.
 
+    Args:
+        run: its directory.
+        source: its environment.
+        env_kwargs: keyword arguments over those of the run, in all these environments.
+
     Raises:
-        ConfigurationError: `config.toml` cannot be read (ASYNC017).
+        ConfigurationError: `config.toml` cannot be read, or a level sets one of `env_kwargs` to another value
+            (ASYNC017): with one value for all, levels would no longer differ.
     """
     options = read_trainer(run / "config.toml")
     name, evaluation = options.get("eval_env"), None
@@ -228,8 +236,20 @@ def evaluations_of_run(run: Path, source: EnvSource) -> tuple[EnvSource, int | N
         chosen = {option: options[option] for option in OF_AGENTS if option in options}
         evaluation = EnvSource.from_user(name).changed({}, options.get("wrappers", ()), **chosen)
     kwargs, levels = options.get("eval_env_kwargs", {}), options.get("eval_levels", {})
-    source = source.evaluated_in(evaluation, kwargs, levels)
+    _refuse_other_values(levels, env_kwargs)
+    source = source.evaluated_in(evaluation, kwargs, levels).with_arguments(env_kwargs)
     return source, options.get("eval_max_episode_steps"), options.get("eval_deterministic", True)
+
+
+def _refuse_other_values(levels: Mapping[str, Mapping[str, Any]], env_kwargs: Mapping[str, Any]) -> None:
+    for level, own in levels.items():
+        for name, value in env_kwargs.items():
+            if name in own and own[name] != value:
+                raise ConfigurationError(
+                    f"env_kwargs must leave {name} to the levels of the run's evaluations: "
+                    f"level {level} sets it to {own[name]!r}, got {value!r}",
+                    fix=f"leave it out, or play an environment without levels: --env NAME --env-kwargs {name}:{value}",
+                )
 
 
 def network_of_run(run: Path) -> NetworkFactory | None:

@@ -161,11 +161,15 @@ def train_all(pool: RunPool, jobs: Mapping[int, Job], at_once: int) -> Iterator[
         yield event
 
 
-def collected(seeds: Sequence[int], ends: Mapping[int, Ended]) -> SeedResults:
-    """Results of the runs that have ended. Raises any of `CALLERS_ERRORS`, and the first error if none has a result."""
+def collected(seeds: Sequence[int], ends: Mapping[int, Ended], *, interrupted: bool = False) -> SeedResults:
+    """Results of the runs that have ended.
+
+    Raises any of `CALLERS_ERRORS`, and the first error if none has a result and they were not `interrupted`.
+    """
     errors = {seed: error for seed in seeds if seed in ends and (error := ends[seed].error) is not None}
     results = {seed: result for seed in seeds if seed in ends and (result := ends[seed].result) is not None}
+    failed = not results and not interrupted
     for error in errors.values():
-        if isinstance(error, CALLERS_ERRORS) or (not results and not isinstance(error, StoppedWhileStarting)):
+        if isinstance(error, CALLERS_ERRORS) or (failed and not isinstance(error, StoppedWhileStarting)):
             raise error
     return SeedResults(results, errors)

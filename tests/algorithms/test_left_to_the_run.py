@@ -126,6 +126,7 @@ def test_a_gradient_step_of_a2c_has_20_steps_or_more_and_64_with_real_valued_act
         past = options.get("segments_per_batch", actors)
         twice = IMPALA(**options, past_segments=64, past_per_batch=past).for_run(config, BOX)
         assert real == 1 or twice.minibatches == 2 * real
+        assert twice.streams_of_batch(config, BOX) == 2 * IMPALA(**options).streams_of_batch(config, BOX)
 
 
 @pytest.mark.parametrize(("kind", "length"), [(A2C, 5), (IMPALA, 20)])

@@ -34,7 +34,7 @@ from asyncrl.show.console import TOKEN_IS_READABLE
 from asyncrl.show.kept_run import KeptRun
 from asyncrl.show.run_groups import group_runs
 from asyncrl.show.runs_view import RunRow, RunsConsole, RunsView, runs_screen
-from asyncrl.trainer.run_pool import Ended
+from asyncrl.trainer.run_pool import Ended, RunPool
 from asyncrl.trainer.seeds import SeedResults, train_seeds
 
 ROOT = Path(__file__).parents[2]
@@ -221,6 +221,22 @@ def test_a_run_that_was_stopped_while_it_started_leaves_no_folder(
     with contextlib.suppress(StoppedWhileStarting):
         run(parse([*TRAIN, *seeds]), ForkServer())
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_ctrl_c_after_a_worker_was_killed_is_an_interruption_though_no_run_has_a_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train_all(pool: RunPool, jobs: dict[int, Job], at_once: int) -> Iterator[Ended]:
+        yield Ended(0, None, ResourceError("The process of a run was killed by SIGKILL."))
+        os.kill(os.getpid(), signal.SIGINT)
+        wait_until(lambda: pool.stop_reason is not None, "the signal")
+        yield Ended(1, None, StoppedWhileStarting("The run was stopped while it started."))
+
+    monkeypatch.setattr("asyncrl.cli.seeds.train_all", train_all)
+    assert run(options("--seeds", "2"), ForkServer()) == 130
+    out, err = capsys.readouterr()
+    assert "was killed by SIGKILL.\nseed 1      stopped while it started" in out
+    assert "The process of a run was killed by SIGKILL." in err
 
 
 def left_by_a_run(folder: Path) -> Path:

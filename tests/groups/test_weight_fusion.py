@@ -12,7 +12,7 @@ from group_rig import SIZE, Meeting, fuse, on_ranks, scripted, vector_of, wait_f
 
 from asyncrl.groups.messages import ENCODINGS
 from asyncrl.groups.rounds import Rounds
-from asyncrl.groups.weight_fusion import AverageFuser, BackgroundFusion, fused_parts
+from asyncrl.groups.weight_fusion import AverageFuser, BackgroundFusion, Deltas, fused_parts
 
 
 def learn(fusion: BackgroundFusion, vector: Any, deltas: torch.Tensor, rng: np.random.Generator) -> None:
@@ -30,19 +30,19 @@ class RecordedAverage(AverageFuser):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.record: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.record: list[tuple[torch.Tensor, torch.Tensor, bool]] = []
 
     def begin(self, snapshot: torch.Tensor, finished: bool) -> None:
-        self.snapshot = snapshot.clone()
+        self.snapshot, self.ended = snapshot.clone(), finished
         super().begin(snapshot, finished)
 
     def end(self) -> tuple[torch.Tensor, bool]:
         fused, final = super().end()
-        self.record.append((self.snapshot, fused.clone()))
+        self.record.append((self.snapshot, fused.clone(), self.ended))
         return fused, final
 
 
-def test_average_is_the_mean_of_the_snapshots_and_loses_nothing() -> None:
+def test_average_is_the_mean_of_the_snapshots_of_those_that_learn() -> None:
     meeting, updates, start = Meeting(2), (3000, 2000), torch.full((SIZE,), 5.0)
 
     def rank(index: int) -> tuple[torch.Tensor, RecordedAverage]:
@@ -55,10 +55,36 @@ def test_average_is_the_mean_of_the_snapshots_and_loses_nothing() -> None:
 
     (first, one), (second, other) = on_ranks(2, rank)
     assert len(one.record) == len(other.record) > 200
-    for (a, fused), (b, also) in zip(one.record, other.record, strict=True):
-        assert torch.equal(fused, (a + b) / 2) and torch.equal(also, fused)
-    total = sum(scripted(updates[i], i).sum(dim=0) for i in range(2))
-    assert torch.equal(first, start + total / 2) and torch.equal(second, first)
+    ended: tuple[bool, bool] = False, False
+    for (a, fused, ends), (b, also, too) in zip(one.record, other.record, strict=True):
+        mean = (a + b) / 2 if not any(ended) else b if ended[0] else a
+        assert torch.equal(fused, mean) and torch.equal(also, fused)
+        ended = ends, too
+    assert torch.equal(second, first)
+
+
+def test_the_mean_is_over_the_groups_that_still_learn() -> None:
+    """Hand-worked, of three groups: value 0 is learned, value 1 is a running statistic."""
+    meeting = Meeting(3)
+    changes = [[6.0, 0.0, 0.0], [3.0, 4.0, 0.0], [9.0, 2.0, 8.0]]  # of groups 0 to 2 in each of three rounds
+    statistics, ends = [[1.0, 9.0, 9.0], [2.0, 5.0, 9.0], [3.0, 7.0, 8.0]], (0, 1, 2)
+
+    def rank(index: int) -> list[list[float]]:
+        rounds = Rounds(meeting.peers(index), ENCODINGS["float32"](2))
+        fuser = AverageFuser(rounds, torch.zeros(2), deltas=Deltas(torch.tensor([1])))
+        found = []
+        for number in range(3):
+            if number <= ends[index]:
+                change, statistic = changes[index][number], statistics[index][number]
+                snapshot = torch.tensor([float(fuser.anchor[0]) + change, statistic])
+            else:
+                snapshot = fuser.anchor.clone()
+            fused, final = fuse(fuser, snapshot, finished=number >= ends[index])
+            found.append([*fused.tolist(), final])
+        return found
+
+    for found in on_ranks(3, rank):
+        assert found == [[6.0, 2.0, False], [6.0 + 3.0, 6.0, False], [9.0 + 8.0, 8.0, True]]
 
 
 def test_where_numbers_are_exact_average_is_applied_at_fixed_updates() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from portable_policies import random_policy
+from several_agents import Parallel
 
 from asyncrl import DQN, PPO, SAC, Trainer, errors
 from asyncrl.actors.streams import ActionForm
@@ -319,6 +320,17 @@ def test_a_replay_that_was_not_kept(tmp_path: Path) -> None:
     ppo.learn(total_steps=64)
     with pytest.raises(errors.ConfigurationError, match="a run of ppo has no replay"):
         record_replay(tmp_path / "ppo", tmp_path / "replay")
+
+
+@pytest.mark.parametrize("algorithm", [PPO(hidden_sizes=(8,), segment_length=16), DQN(hidden_sizes=(8,))])
+def test_a_run_of_several_agents_is_not_told_to_record_its_policy_or_to_keep_a_replay(
+    algorithm: Any, tmp_path: Path
+) -> None:
+    run: dict[str, Any] = {"http": "off", "num_actors": 1, "envs_per_actor": 2, "target_eval_episodes": 1}
+    Trainer(Parallel, algorithm, run_dir=tmp_path / "run", **run).learn(total_steps=64)
+    with pytest.raises(errors.SpacesDoNotFit, match="an episode of a Minari dataset has one") as refused:
+        record_replay(tmp_path / "run", tmp_path / "replay")
+    assert "take an environment with one agent" in str(refused.value)
 
 
 def test_a_new_life_of_an_actor_cuts_its_episodes() -> None:

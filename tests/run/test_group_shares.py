@@ -333,6 +333,33 @@ def test_an_evaluation_after_three_groups_have_become_two_counts_the_steps_of_al
     assert group.other_steps(5000) == 10_000 and group.other_steps(6000) == 11_000
 
 
+@pytest.mark.parametrize("fusion", ["gradients", "average"])
+def test_no_evaluation_counts_more_steps_than_the_groups_take(fusion: str) -> None:
+    """A row of several environments takes rank 0 beyond its share, and the other group has 5010 steps at its end."""
+    config = dataclasses.replace(CONFIG, fusion=fusion, total_steps=10_000)
+    place = Place(rank=0, size=2, host="here", port=1)
+    session: Any = SimpleNamespace(
+        place=place,
+        leads=True,
+        statistics=dict,
+        statuses=lambda: {1: {"env_steps": 5010}},
+        earlier_lives=[],
+        finish=lambda: None,
+    )
+
+    async def run() -> None:
+        await asyncio.sleep(0)
+
+    async def call(function: Callable[[], None]) -> None:
+        function()
+
+    learner: Any = SimpleNamespace(run=run, thread=SimpleNamespace(call=call))
+    group = Group(session, Job(config, DQN(discipline="lockstep"), SOURCE))
+    assert [group.other_steps(steps) for steps in (4000, 5000, 5015)] == [4000, 5000, 5000]
+    asyncio.run(group.learn(learner))
+    assert group.other_steps(5015) == 5010, "what it has told after the last fusion"
+
+
 def test_schedules_of_async_run_over_the_steps_of_all_groups() -> None:
     config = dataclasses.replace(CONFIG, fusion="async", total_steps=100_000)
     group = group_of(config, None, [])

@@ -57,6 +57,18 @@ class Debited(Paid):
         super().__init__(reward)
 
 
+class Lasting(Paid):
+    """The same, where episodes last `steps`, and `offset` is added to every reward."""
+
+    def __init__(self, reward: float = -1.0, steps: int = 5, offset: float = 0.0) -> None:
+        super().__init__(reward + offset)
+        self.last = steps
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *_ = super().step(action)
+        return obs, reward, self.steps == self.last, False, {}
+
+
 def trained(tmp_path: Path | None = None, **options: Any) -> Any:
     record = small("dqn", learning_starts=50, discipline="lockstep")
     trainer = Trainer(
@@ -227,9 +239,26 @@ def test_eval_plays_what_the_evaluations_of_the_run_play(
     told = capsys.readouterr().out.splitlines()
     assert "levels       rich 35.0, plain -5.00" in told
     assert "environment  Debited, trained in Paid" in told
-    over = played(tmp_path / "run", capsys, "--env-kwargs", "reward:3.0")
-    assert over["level_returns"] == {"rich": 15.0, "plain": 15.0}, "over those of the levels too"
     assert played(result.policy.save(tmp_path / "own.policy"), capsys)["return_mean"] == 10.0
+
+
+def test_keyword_arguments_of_eval_leave_levels_as_different_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    levels = {"rich": {"reward": 7.0}, "long": {"steps": 6}}
+    trained(tmp_path, eval_env=Lasting, eval_levels=levels)
+    run = tmp_path / "run"
+    capsys.readouterr()
+    assert main(["eval", str(run), "--env-kwargs", "reward:3.0"]) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert (
+        "env_kwargs must leave reward to the levels" in told and "level rich sets it to 7.0, got 3.0" in told
+    )
+    assert "--env NAME --env-kwargs reward:3.0" in told
+    with_offset = played(run, capsys, "--env-kwargs", "offset:1.0")
+    assert with_offset["level_returns"] == {"rich": 40.0, "long": 0.0}, "one that no level sets is for all"
+    same = played(run, capsys, "--env-kwargs", "steps:6")
+    assert same["level_returns"] == {"rich": 42.0, "long": -6.0}, "and so is a value that a level has"
 
 
 def test_eval_plays_an_environment_that_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
