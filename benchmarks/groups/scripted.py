@@ -31,7 +31,7 @@ from asyncrl.networks.flat_vector import FlatVector
 
 RANKS, SIZE, MAX_STALENESS, LOST_EXIT = 3, 16, 4, 3
 MULTIPLE = {"gradients": 60, "average": 60, "async": 1}
-"""Every scripted value is a multiple of this, so that every mean of three, weighted or not, is an integer."""
+"""Every scripted value is a multiple of this, so that every mean of up to three, weighted or not, is an integer."""
 START, SNAPSHOT, FUSED, TAKEN, GRADIENT, SAVED, END = range(7)
 RECORD = np.dtype(
     [("kind", "i8"), ("a", "i8"), ("b", "i8"), ("c", "i8"), ("d", "i8"), ("x", "f4", SIZE), ("y", "f4", SIZE)]
@@ -111,7 +111,7 @@ class Recorder:
 
     def begin(self, snapshot: Tensor, finished: bool) -> None:
         version = getattr(self._fuser, "_version", 0)
-        self._log.add(SNAPSHOT, self.updates, version, x=snapshot.numpy(), y=self._base())
+        self._log.add(SNAPSHOT, self.updates, version, finished, x=snapshot.numpy(), y=self._base())
         self._fuser.begin(snapshot, finished)
 
     def end(self) -> tuple[Tensor, bool]:
