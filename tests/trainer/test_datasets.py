@@ -82,6 +82,13 @@ def test_a_step_is_an_update(balanced: str, tmp_path: Path) -> None:
     assert policy.predict(np.zeros(4, np.float32))[0] in (0, 1)
 
 
+def test_stacks_may_be_longer_than_a_dataset(tmp_path: Path) -> None:
+    short = write_dataset(tmp_path / "short", Reach, anything, steps=1)
+    record = BC(frame_stack=64, hidden_sizes=(8,), batch_size=4)
+    result = Trainer(Reach, record, dataset=short, eval_interval_steps=None, **RUN).learn(total_steps=10)
+    assert result.summary["updates"] == 10 and result.evaluation is not None
+
+
 CONSTANT = partial(IQL, actor_learning_rate_schedule="constant")  # a cosine runs over all steps of a run
 
 
