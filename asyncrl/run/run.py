@@ -627,9 +627,7 @@ class Run:
         from asyncrl.storage.dataset import read_dataset
 
         n_step: int = getattr(algorithm, "n_step", 1)
-        segment, ring = await asyncio.to_thread(
-            read_dataset, path, self.spec, n_step, algorithm.frame_stack
-        )
+        segment, ring = await asyncio.to_thread(read_dataset, path, self.spec, n_step, algorithm.frame_stack)
         stack.callback(segment.close)
         return ring
 

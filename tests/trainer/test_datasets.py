@@ -278,3 +278,15 @@ def test_a_run_goes_on_with_its_own_demonstrations_only_wherever_they_are(
     assert found.summary["env_steps"] >= 400
     with pytest.raises(errors.ConfigurationError, match="demonstrations may not change"):
         Trainer.resume(tmp_path / "run", 600, demonstrations=None)
+
+
+def test_a_run_goes_on_with_its_demonstrations_at_another_n_step(tmp_path: Path) -> None:
+    """Its dataset was refused as another one, for it was known by as many rows behind its end as there are steps."""
+    folder = write_dataset(tmp_path / "shown", steps=500)
+    slots = 1 << (500 + 1).bit_length()
+    shown(tmp_path / "run", str(folder)).learn(total_steps=200)
+    write_dataset(tmp_path / "longer", steps=2 * slots)
+    with pytest.raises(errors.ConfigurationError, match="it holds other steps"):
+        Trainer.resume(tmp_path / "run", 400, demonstrations=str(tmp_path / "longer")).learn()
+    found = Trainer.resume(tmp_path / "run", 400, n_step=slots - 500).learn()
+    assert found.summary["env_steps"] >= 400
