@@ -88,8 +88,9 @@ class EnvSource:
     def from_user(cls, env: str | GymnasiumSpec | Callable[[], Any] | EnvSource) -> EnvSource:
         """Make a source from the `env` argument of `Trainer`; builds nothing.
 
-        An id registered in this process by another package than gymnasium is sent as its spec, so a package that
-        registers environments at import needs to be imported in the user's script only.
+        An id registered in this process by another package than gymnasium and asyncrl, whose ids every process knows,
+        is sent as its spec, so a package that registers environments at import needs to be imported in the user's
+        script only.
 
         Raises:
             TypeError: `env` is none of these, or an environment that is already built.
@@ -198,7 +199,7 @@ class EnvSource:
             raise ValueError("env must be an environment id such as 'CartPole-v1', got an empty string")
         registration = sys.modules.get("gymnasium.envs.registration")
         registered = registration.registry.get(env_id.rpartition(":")[2]) if registration else None
-        if registered is None or entry_module(registered).partition(".")[0] == "gymnasium":
+        if registered is None or entry_module(registered).partition(".")[0] in ("gymnasium", "asyncrl"):
             return cls(env_id, "id", env_id.encode())
         return cls._from_spec(env_id, registered)
 

@@ -35,20 +35,19 @@ class DatasetReplay(PrioritizedReplay):
         ConfigurationError: a restored state is that of another dataset (ASYNC017).
     """
 
-    STATE = (*RingReplay.STATE, "priorities", "_rng", "fingerprint")
+    STATE = (*RingReplay.STATE, "_kept", "_rng", "fingerprint")
 
     def __init__(self, ring: RingReader, **options: Unpack[PrioritizedOptions]) -> None:
         super().__init__([ring], **options)
         self.ingest()
-        rows = int(self.cursors[0, 0])
+        # Without the rows behind the last episode, whose number is that of `n_step`, as is that of the slots.
+        rows = int(self.cursors[0, 0]) - options["n_step"]
+        self._of_rows = self.tree.leaves[:rows]
+        # In a dict it is restored by assignment: a set of another size is known by its fingerprint first.
+        self._kept = None if self._uniform else {"rows": self._of_rows}
         self.fingerprint = self._own = _checksum(
             *(array[0, :rows] for array in (ring.obs, ring.action, ring.reward, ring.flags))
         )
-
-    @property
-    def priorities(self) -> NDArray[np.float32] | None:
-        """Priorities of all rows, a view; None for uniform sampling, in which they do not change."""
-        return None if self._uniform else self.tree.leaves
 
     def _restored(self) -> None:
         if self.fingerprint != self._own:
@@ -57,6 +56,9 @@ class DatasetReplay(PrioritizedReplay):
                 fix="give that one, if it has moved: dataset=DIR or demonstrations=DIR, on the command line --dataset "
                 "DIR or --demonstrations DIR",
             )
+        if self._kept is not None:
+            self._of_rows[...] = self._kept["rows"]
+            self._kept = {"rows": self._of_rows}
         self.tree.sum_range(0, self.tree.capacity)
 
 

@@ -626,8 +626,8 @@ class Run:
         # Imported here because it imports gymnasium, which other runs do not need in this process.
         from asyncrl.storage.dataset import read_dataset
 
-        n_step: int = getattr(algorithm, "n_step", 1)
-        segment, ring = await asyncio.to_thread(read_dataset, path, self.spec, n_step)
+        n_step, frame_stack = (getattr(algorithm, name, 1) for name in ("n_step", "frame_stack"))
+        segment, ring = await asyncio.to_thread(read_dataset, path, self.spec, n_step, frame_stack)
         stack.callback(segment.close)
         return ring
 

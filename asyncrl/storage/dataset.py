@@ -248,13 +248,14 @@ def open_dataset(path: str) -> Any:
     return storage
 
 
-def read_dataset(path: str, spec: EnvSpec, ahead: int) -> tuple[Segment, RingReader]:
+def read_dataset(path: str, spec: EnvSpec, ahead: int, frame_stack: int = 1) -> tuple[Segment, RingReader]:
     """Read a dataset into a new ring of one stream; its memory is the segment, which the caller closes.
 
     Args:
         path: folder of the dataset, or its name on this machine.
         spec: the environment.
         ahead: rows that a sample needs after its first; as many RESET rows follow the last episode.
+        frame_stack: observations in a stack; a ring has as many slots as one needs, however few steps there are.
 
     Raises:
         ConfigurationError: see `open_dataset`, or a value is not finite.
@@ -265,7 +266,8 @@ def read_dataset(path: str, spec: EnvSpec, ahead: int) -> tuple[Segment, RingRea
     storage = open_dataset(path)
     require_same_spaces(path, storage.observation_space, storage.action_space, spec)
     rows = int(storage.total_steps) + int(storage.total_episodes) + ahead + 1
-    layout = RingLayout(num_envs=1, num_slots=1 << (rows - 1).bit_length(), spec=spec)
+    slots = max(rows, ahead + frame_stack)
+    layout = RingLayout(num_envs=1, num_slots=1 << (slots - 1).bit_length(), spec=spec)
     segment = Segment.create("dataset", layout.arrays())
     try:
         # An error's traceback would keep the generator, and with it the file, open.

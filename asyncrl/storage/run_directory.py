@@ -186,7 +186,7 @@ def refuse_unwritable(path: Path) -> Iterator[None]:
     except OSError as error:
         kind = ResourceError if error.errno in DISK_FAILS else ConfigurationError
         raise kind(
-            f"run_dir cannot be written: {error.strerror}",
+            f"run_dir cannot be written: {error.strerror or error}",
             facts={"run_dir": path, "file": error.filename or "-"},
             fix="give a writable path with free space",
         ) from error

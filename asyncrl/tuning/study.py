@@ -121,27 +121,37 @@ class Study:
         for trial in begun[: max(0, number - at_once + 1)]:
             if trial.state == self._optuna.trial.TrialState.RUNNING:
                 self._tell(trial)
-        own = self._distributions
-        if number == 0:  # without the options whose value the space does not have
-            kept = [name for name, values in self._space.options.items() if self._base[name] in values]
-            own = {name: self._distributions[name] for name in kept}
-            if not self._study.get_trials(deepcopy=False):
-                self._study.enqueue_trial({name: plain_value(self._base[name]) for name in kept})
+        # In one transaction, with all its options: `Study.ask` writes them one by one, and a kill would leave some.
+        self._study.add_trial(self._drawn(number) if number else self._of_base())
+        return self.trials()[number]
+
+    def _of_base(self) -> Any:
+        """Trial 0, without the options whose value the space does not have."""
+        kept = [name for name, values in self._space.options.items() if self._base[name] in values]
+        return self._optuna.trial.create_trial(
+            state=self._optuna.trial.TrialState.RUNNING,
+            params={name: plain_value(self._base[name]) for name in kept},
+            distributions={name: self._distributions[name] for name in kept},
+        )
+
+    def _drawn(self, number: int) -> Any:
+        """Trial `number` with the options that the estimator draws, in a copy of the study in memory."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of arguments that are experimental in Optuna
-            self._study.sampler = self._optuna.samplers.TPESampler(
+            sampler = self._optuna.samplers.TPESampler(
                 n_startup_trials=RANDOM_TRIALS,
                 multivariate=True,
                 group=True,
                 constant_liar=True,
                 seed=self._seed_of(number),
             )
-            self._study.ask(fixed_distributions=own)
-        return self.trials()[number]
+            copy = self._optuna.create_study(direction="maximize", sampler=sampler)
+            copy.add_trials(self._begun())
+            copy.ask(fixed_distributions=self._distributions)
+        return copy.get_trials(deepcopy=False)[number]
 
     def _begun(self) -> list[Any]:
-        waiting = self._optuna.trial.TrialState.WAITING
-        begun = [trial for trial in self._study.get_trials(deepcopy=False) if trial.state != waiting]
+        begun: list[Any] = self._study.get_trials(deepcopy=False)
         self._ids = [trial._trial_id for trial in begun]
         return begun
 
@@ -184,7 +194,7 @@ def kept_trials(folder: Path) -> list[Trial]:
     optuna = _optuna()
     try:
         study = optuna.load_study(study_name=NAME, storage=_storage(optuna, folder))
-        return [_read(trial) for trial in study.get_trials(deepcopy=False) if trial.state.name != "WAITING"]
+        return [_read(trial) for trial in study.get_trials(deepcopy=False)]
     except Exception as error:  # SQLAlchemy's many
         raise ConfigurationError(
             f"the study cannot be read: {type(error).__name__}",

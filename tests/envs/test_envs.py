@@ -143,6 +143,13 @@ def test_id_of_a_module_that_registers_it(module: str) -> None:
     assert described(f"{module}:Island-v0").max_episode_steps == 9
 
 
+def test_an_id_of_the_package_stays_one_once_it_is_registered() -> None:
+    """With arguments it became a function in a pickle, and a pushed policy did not know its environment."""
+    EnvSource.from_user("asyncrl/BitFlip-v0").build().close()
+    source = EnvSource.from_user("asyncrl/BitFlip-v0")
+    assert source.kind == "id" and source.changed({"bits": 4}, ()).kind == "changed"
+
+
 def test_id_that_an_imported_package_registered_travels_as_its_spec(module: str) -> None:
     importlib.import_module(module)
     source = EnvSource.from_user("Island-v0")

@@ -6,6 +6,7 @@ import copy
 import errno
 import os
 import pickle
+import shutil
 import stat
 import tomllib
 from pathlib import Path
@@ -17,9 +18,9 @@ from asyncrl import DQN, Trainer
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource, describe
-from asyncrl.errors import ConfigurationError
+from asyncrl.errors import ConfigurationError, FilesNotWritten
 from asyncrl.storage.config_file import TRAINER, make_record, read_config
-from asyncrl.storage.run_directory import RunDirectory
+from asyncrl.storage.run_directory import RunDirectory, refuse_unwritable
 from asyncrl.storage.run_files import (
     cut_metrics,
     environment_of_run,
@@ -50,6 +51,19 @@ def keep(path: Path, env: object, algorithm: DQN | None = None) -> TrainerConfig
         directory.close()
     tables = read_config(path / "config.toml", ALGORITHMS)
     return make_record(TrainerConfig, tables[TRAINER], file=path / "config.toml", path=TRAINER)
+
+
+def test_a_directory_that_is_deleted_before_training_is_told_of(tmp_path: Path) -> None:
+    """The error had no more to say than `run_dir cannot be written: None`."""
+    directory = RunDirectory(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    with (
+        pytest.warns(FilesNotWritten),
+        pytest.raises(ConfigurationError, match=r"run_dir cannot be written: .* was deleted or moved"),
+        refuse_unwritable(tmp_path / "run"),
+    ):
+        directory.write_text("config.toml", "")
+    directory.close()
 
 
 def test_a_factory_is_kept_named_and_built_again(tmp_path: Path) -> None:

@@ -82,6 +82,13 @@ def test_a_step_is_an_update(balanced: str, tmp_path: Path) -> None:
     assert policy.predict(np.zeros(4, np.float32))[0] in (0, 1)
 
 
+def test_stacks_may_be_longer_than_a_dataset(tmp_path: Path) -> None:
+    short = write_dataset(tmp_path / "short", Reach, anything, steps=1)
+    record = BC(frame_stack=64, hidden_sizes=(8,), batch_size=4)
+    result = Trainer(Reach, record, dataset=short, eval_interval_steps=None, **RUN).learn(total_steps=10)
+    assert result.summary["updates"] == 10 and result.evaluation is not None
+
+
 CONSTANT = partial(IQL, actor_learning_rate_schedule="constant")  # a cosine runs over all steps of a run
 
 
@@ -271,3 +278,15 @@ def test_a_run_goes_on_with_its_own_demonstrations_only_wherever_they_are(
     assert found.summary["env_steps"] >= 400
     with pytest.raises(errors.ConfigurationError, match="demonstrations may not change"):
         Trainer.resume(tmp_path / "run", 600, demonstrations=None)
+
+
+def test_a_run_goes_on_with_its_demonstrations_at_another_n_step(tmp_path: Path) -> None:
+    """Its dataset was refused as another one, for it was known by as many rows behind its end as there are steps."""
+    folder = write_dataset(tmp_path / "shown", steps=500)
+    slots = 1 << (500 + 1).bit_length()
+    shown(tmp_path / "run", str(folder)).learn(total_steps=200)
+    write_dataset(tmp_path / "longer", steps=2 * slots)
+    with pytest.raises(errors.ConfigurationError, match="it holds other steps"):
+        Trainer.resume(tmp_path / "run", 400, demonstrations=str(tmp_path / "longer")).learn()
+    found = Trainer.resume(tmp_path / "run", 400, n_step=slots - 500).learn()
+    assert found.summary["env_steps"] >= 400

@@ -35,7 +35,7 @@ from asyncrl.run.job import Job
 from asyncrl.storage.config_file import read_config
 from asyncrl.trainer.run_pool import Ended, Event, Progressed
 from asyncrl.tuning.search import FINALISTS, Search, value_of
-from asyncrl.tuning.study import RANDOM_TRIALS, kept_trials
+from asyncrl.tuning.study import RANDOM_TRIALS, Study, kept_trials
 from asyncrl.tuning.trial_options import config_of_trials
 
 STEPS = 100
@@ -219,6 +219,46 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been(whole: Whole, tmp_p
     assert (tmp_path / "parts" / "best.toml").read_text() == (whole.folder / "best.toml").read_text()
     again = Runs()
     assert searched(tmp_path / "parts", again).held_out == expected.held_out and again.began == []
+
+
+def test_a_search_that_is_killed_in_a_draw_has_all_options_of_the_trial_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Optuna writes the options of a trial one by one, and a trial with some of them ran with defaults for the rest."""
+    from sqlalchemy.orm import Session
+
+    class Killed(BaseException):
+        pass
+
+    def study(folder: Path) -> Study:
+        folder.mkdir(exist_ok=True)
+        return Study(folder, SPACE, {"gamma": 0.6, "batch_size": 64, "hidden_sizes": (64, 64)}, seed=0)
+
+    first = study(tmp_path / "whole")
+    first.end(first.ask(1).number, "complete", 1.0)
+    before, commit, left = (tmp_path / "whole" / "study.db").read_bytes(), Session.commit, 0
+
+    def killed(session: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+        commit(session)
+
+    (tmp_path / "again").mkdir()
+    expected = first.ask(1).options
+    assert expected.keys() == SPACE.options.keys()
+    kills = 0
+    while left <= 0:  # the last one had commits to spare
+        (tmp_path / "again" / "study.db").write_bytes(before)
+        again = study(tmp_path / "again")
+        left = kills = kills + 1
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            patch.setattr(Session, "commit", killed)
+            again.ask(1)
+        begun = study(tmp_path / "again").trials()[1:]
+        assert [trial.options for trial in begun] in ([], [expected]), f"killed at commit {kills}"
+    assert kills > 3
 
 
 def test_more_trials_that_change_the_choice_are_compared_anew(whole: Whole, tmp_path: Path) -> None:
