@@ -6,7 +6,7 @@ every second game; a draw counts half.
 
     python -m benchmarks.learning.connect_four [--seeds 3] [--only prioritized,uniform,newest,none] [--steps 5000000]
 
-`--set NAME=VALUE` changes an option of PPO or one of `RUN`; the value is a Python literal.
+The options are those of PPO's preset. `--set NAME=VALUE` changes one of them; the value is a Python literal.
 """
 
 from __future__ import annotations
@@ -23,18 +23,6 @@ from benchmarks.harness.runs import flags, parse
 from benchmarks.learning.held_out import FIRST_SEED
 
 ENV, STEPS, GAMES = "asyncrl/ConnectFour-v0", 500_000, 400
-OPTIONS: dict[str, Any] = {
-    "learning_rate": 1e-3,
-    "segment_length": 64,
-    "minibatch_size": 1024,
-    "epochs": 4,
-    "ent_coef": 0.02,
-    "gamma": 0.995,
-    "gae_lambda": 0.975,
-    "normalize_rewards": False,
-}
-RUN: dict[str, Any] = {"num_actors": 1, "envs_per_actor": 32, "self_play_interval": 500, "http": "off"}
-
 Player = Callable[[dict[str, NDArray[Any]], np.random.Generator], int]
 
 
@@ -97,13 +85,14 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--label", default="", help="appended to the name of the result file")
     parsed, _ = parse(parser, "connect_four", ways)
-    options, run = dict(OPTIONS), dict(RUN)
+    options: dict[str, Any] = {}
+    run = {**PPO.preset_options(ENV), "http": "off", "eval_interval_steps": None}
     for name, _, value in (text.partition("=") for text in parsed.set):
-        (run if name in RUN else options)[name] = ast.literal_eval(value)
+        (run if name in run else options)[name] = ast.literal_eval(value)
     report, rows = Report(parsed.name + parsed.label), []
     for way in parsed.items:
         for seed in range(FIRST_SEED, FIRST_SEED + parsed.seeds):
-            trainer = Trainer(ENV, PPO(**options), self_play=way, seed=seed, eval_interval_steps=None, **run)
+            trainer = Trainer(ENV, PPO.preset(ENV, **options), seed=seed, **{**run, "self_play": way})
             result = trainer.learn(total_steps=20_000 if parsed.quick else parsed.steps)
             last = trainer.snapshot()
             assert last is not None
