@@ -149,10 +149,9 @@ async def _played(
     from asyncrl.envs.source import EnvSource
     from asyncrl.storage.run_files import evaluations_of_run
 
-    source, folder = policy.source.with_arguments(options.env_kwargs), Path(file).parent
-    limit, greedy = None, True
+    folder, kwargs = Path(file).parent, options.env_kwargs if options.env is None else {}
+    source, limit, greedy = policy.source.with_arguments(kwargs), None, True
     if folder.name == "checkpoints" and (folder.parent / "config.toml").is_file():
-        kwargs = options.env_kwargs if options.env is None else {}
         source, limit, greedy = evaluations_of_run(folder.parent, policy.source, kwargs)
     greedy = greedy if options.deterministic is None else options.deterministic
     if options.env is not None:
