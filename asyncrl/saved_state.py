@@ -40,6 +40,9 @@ class Stateful:
         """
         restore(self, state)
 
+    def _refuse(self, state: Mapping[str, Any]) -> None:
+        """Raise an error if the state belongs elsewhere; called before its shapes are compared with one's own."""
+
     def _restored(self) -> None:
         """Compute what follows from the state; called after it was restored."""
 
@@ -66,6 +69,7 @@ def restore(part: Any, state: Mapping[str, Any]) -> None:
 
     Raises:
         ValueError: a part is missing or has another shape or dtype; nothing is written in that case.
+        Exception: what a part's `_refuse` raises; nothing is written in that case either.
     """
     _require_attributes(part, state, "state")
     _restore_attributes(part, state)
@@ -131,6 +135,8 @@ def _restored_in_place(own: Any, state: Any) -> bool:
 
 
 def _require_attributes(part: Any, state: object, path: str) -> None:
+    if hasattr(part, "_refuse") and isinstance(state, Mapping):
+        part._refuse(state)
     names = {name.lstrip("_"): getattr(part, name) for name in part.STATE}
     needed = {name for name, value in names.items() if value is not None}
     _require_keys(state, needed, set(names), path)

@@ -10,7 +10,7 @@ largest of its own part.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -35,30 +35,27 @@ class DatasetReplay(PrioritizedReplay):
         ConfigurationError: a restored state is that of another dataset (ASYNC017).
     """
 
-    STATE = (*RingReplay.STATE, "_kept", "_rng", "fingerprint")
+    STATE = (*RingReplay.STATE, "_of_rows", "_rng", "fingerprint")
 
     def __init__(self, ring: RingReader, **options: Unpack[PrioritizedOptions]) -> None:
         super().__init__([ring], **options)
         self.ingest()
         # Without the rows behind the last episode, whose number is that of `n_step`, as is that of the slots.
         rows = int(self.cursors[0, 0]) - options["n_step"]
-        self._of_rows = self.tree.leaves[:rows]
-        # In a dict it is restored by assignment: a set of another size is known by its fingerprint first.
-        self._kept = None if self._uniform else {"rows": self._of_rows}
-        self.fingerprint = self._own = _checksum(
+        self._of_rows = None if self._uniform else self.tree.leaves[:rows]
+        self.fingerprint = _checksum(
             *(array[0, :rows] for array in (ring.obs, ring.action, ring.reward, ring.flags))
         )
 
-    def _restored(self) -> None:
-        if self.fingerprint != self._own:
+    def _refuse(self, state: Mapping[str, Any]) -> None:
+        if state.get("fingerprint") != self.fingerprint:
             raise ConfigurationError(
                 "the dataset must be the one that the run began with, and it holds other steps",
                 fix="give that one, if it has moved: dataset=DIR or demonstrations=DIR, on the command line --dataset "
                 "DIR or --demonstrations DIR",
             )
-        if self._kept is not None:
-            self._of_rows[...] = self._kept["rows"]
-            self._kept = {"rows": self._of_rows}
+
+    def _restored(self) -> None:
         self.tree.sum_range(0, self.tree.capacity)
 
 

@@ -3,17 +3,20 @@
 Schaul et al., "Prioritized Experience Replay", arXiv 1511.05952 (proportional variant). Retiring rows before granting
 them is the lazy writing of Zhang et al., arXiv 2110.01101.
 
-Priorities do not decay with staleness. DistRL (arXiv 2410.14803) puts a factor for the policies' ratio and one for the
-age on |error|^alpha. No replay here stores the behaviour policy's probability, so only the age could be tried: the
-factor (1 + s)^-c, s updates since the acting weights. DQN on CartPole-v1, one of eight actors ten times slower, replay
-of 4,096 steps (`benchmarks/learning/priority_decay.py`, 10 seeds, median steps to a greedy 475):
+Priorities do not fall with staleness or with the policy's change. DistRL (arXiv 2410.14803) puts a factor for the ratio
+rho of the two policies' probabilities and one for the age on |error|^alpha: min(1, rho)^b (1 + s)^-c, s updates since
+the acting weights. DQN on CartPole-v1, one of eight actors ten times slower, replay of 4,096 steps
+(`benchmarks/learning/priority_decay.py`, 10 seeds, median steps to a greedy 475):
 
     uniform             35,000 (7 of 10 within 40,000)
     prioritized         27,000 (8 of 10)
     c = 0.25            31,800 (7 of 10)
     c = 1               24,300 (10 of 10), by seed 20,500 more to 15,500 fewer than prioritized, 1,200 fewer in the mean
+    b = 0.25            26,000 (8 of 10)
+    b = 1               30,500 (8 of 10)
+    b = c = 0.25        31,500 (8 of 10)
 
-It makes samples younger (95th percentile of s 1,150, 704, 320 updates), but no difference to `prioritized` is beyond
+c makes samples younger (95th percentile of s 1,150, 704, 320 updates), but no difference to `prioritized` is beyond
 the spread of the seeds (five earlier seeds: 29,000, 25,000 and 24,500; c = 1 solved 4 of them). So there is no option.
 """
 
