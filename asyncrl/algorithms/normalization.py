@@ -244,7 +244,9 @@ class RewardScale(Stateful):
     The return of a stream is R_t = r_t + gamma R_{t-1}, starting from zero in each episode. The divisor is the
     standard deviation of all R_t seen so far over all streams, so that values are of the order of one in any units of
     the environment. The mean is not subtracted, because that would change the optimal policy. A stream continues from
-    one segment of its ring to the next.
+    one segment of its ring to the next. A reward at the end of T steps is in one of T of these returns only, so that
+    values become about sqrt(T) times as large as by the returns to come; these were tried and learn less where rewards
+    are rare (docs/defaults-study.md).
 
     Args:
         gamma: discount per step.
