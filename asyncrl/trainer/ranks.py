@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 SOCKET, JOB = "ranks.sock", "job.pkl"
 """Files of the launcher's directory."""
 
+STOPPED = "The run was stopped while its groups started; it leaves no policy."
+
 END_SECONDS = 15.0
 """Time limit for the other ranks to end after rank 0, before they are killed."""
 LOST_SECONDS = 20.0
@@ -126,6 +128,8 @@ class Ranks:
         """Start the ranks, relay their messages and wait for their end. Raises the error that ended the run."""
         from asyncrl.groups.launch import Launch
 
+        if self._reason is not None:
+            raise StoppedWhileStarting(STOPPED)
         _require_memory(self._config.groups)
         with _folder() as folder:
             directory = self._directory = Path(folder)
@@ -151,7 +155,7 @@ class Ranks:
         if error is not None:
             raise error
         if self.result is None:
-            raise StoppedWhileStarting("The run was stopped while its groups started; it leaves no policy.")
+            raise StoppedWhileStarting(STOPPED)
         return self.result
 
     async def _close(self, launch: Launch, listener: socket.socket) -> None:

@@ -303,6 +303,22 @@ def test_nothing_is_killed_after_the_ranks_have_ended(monkeypatch: pytest.Monkey
     assert killed == [4711]
 
 
+def test_a_run_that_is_stopped_before_its_groups_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would import torch before it heard of the stop."""
+    monkeypatch.setattr("asyncrl.groups.launch.Launch", lambda *_, **__: pytest.fail("it is stopped"))
+
+    async def run() -> None:
+        job: Any = SimpleNamespace(
+            config=TrainerConfig(env="CartPole-v1", algo="dqn", groups=2), resumed=None
+        )
+        ranks = Ranks(job, lambda _: None)
+        ranks.stop("interrupted")
+        with pytest.raises(StoppedWhileStarting, match="while its groups started"):
+            await ranks.run()
+
+    asyncio.run(run())
+
+
 def test_a_rank_that_comes_after_the_kill_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
     monkeypatch.setattr("asyncrl.trainer.ranks.os.kill", lambda pid, _: killed.append(pid))
