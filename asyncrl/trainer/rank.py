@@ -1,6 +1,7 @@
 """Process of one rank that `Trainer(groups=N)` has started: `python -m asyncrl.trainer.rank DIRECTORY`.
 
-It runs the directory's job as one group, sends messages to the launcher, and ends normally if the launcher dies.
+It runs the directory's job as one group, sends messages to the launcher, and ends normally if the launcher dies, whose
+directory it then removes.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import pickle
+import shutil
 import signal
 import socket
 import sys
@@ -32,9 +34,14 @@ def main(directory: Path) -> int:
     with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     place_on_machine()
-    rank = int(os.environ["RANK"])
+    rank, parent = int(os.environ["RANK"]), os.getppid()
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(str(directory / SOCKET))
+    try:
+        connection.connect(str(directory / SOCKET))
+    except (ConnectionRefusedError, FileNotFoundError):  # the launcher was killed meanwhile
+        connection.close()
+        shutil.rmtree(directory, ignore_errors=True)
+        return 0
     launcher = Channel(connection)
     launcher.send("hello", rank, os.getpid())
     with (directory / JOB).open("rb") as file:
@@ -55,6 +62,8 @@ def main(directory: Path) -> int:
     if rank == 0 or error is not None:
         launcher.send("result", rank, trainer.result if rank == 0 else None, sendable(error))
     launcher.close()
+    if os.getppid() != parent:  # the launcher was killed
+        shutil.rmtree(directory, ignore_errors=True)
     if error is None or isinstance(error, StoppedWhileStarting | GroupLost):
         return 0  # otherwise the agent would restart this rank; the launcher already has the error
     return error.exit_code if isinstance(error, AsyncRLError) else 1

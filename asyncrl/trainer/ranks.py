@@ -20,6 +20,7 @@ import contextlib
 import os
 import pickle
 import platform
+import shutil
 import signal
 import socket
 import sys
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 SOCKET, JOB = "ranks.sock", "job.pkl"
 """Files of the launcher's directory."""
+
+STOPPED = "The run was stopped while its groups started; it leaves no policy."
 
 END_SECONDS = 15.0
 """Time limit for the other ranks to end after rank 0, before they are killed."""
@@ -92,6 +95,7 @@ class Ranks:
         self._errors: dict[int, BaseException] = {}
         self._reason: str | None = None
         self._killed = False
+        self._directory: Path | None = None
         self._evaluations = 0 if job.resumed is None else len(job.resumed.run["evaluations"]["return_mean"])
         self._receivers: list[threading.Thread] = []
         self._accepting = threading.Lock()
@@ -107,21 +111,28 @@ class Ranks:
         """Nothing: rank 0, which writes the files, has ended before `on_end`."""
 
     def kill(self) -> None:
-        """Kill every rank at once; any thread. Their actors end with them."""
+        """Kill every rank at once and remove their directory; any thread. Their actors end with them.
+
+        The process may end right after it.
+        """
         self._killed = True  # also the ranks that are still to come
         if self._ended.done():  # the numbers of these processes may be those of others by now
             return
         for pid in list(self._pids.values()):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     async def run(self) -> TrainResult:
         """Start the ranks, relay their messages and wait for their end. Raises the error that ended the run."""
         from asyncrl.groups.launch import Launch
 
+        if self._reason is not None:
+            raise StoppedWhileStarting(STOPPED)
         _require_memory(self._config.groups)
         with _folder() as folder:
-            directory = Path(folder)
+            directory = self._directory = Path(folder)
             (directory / JOB).write_bytes(pickle.dumps(sys.path) + pack_policy(self._job))
             if self._job.resumed is not None:
                 self._job.resumed.release()
@@ -144,7 +155,7 @@ class Ranks:
         if error is not None:
             raise error
         if self.result is None:
-            raise StoppedWhileStarting("The run was stopped while its groups started; it leaves no policy.")
+            raise StoppedWhileStarting(STOPPED)
         return self.result
 
     async def _close(self, launch: Launch, listener: socket.socket) -> None:
@@ -167,7 +178,8 @@ class Ranks:
     def _error(self, failures: list[Failure]) -> BaseException | None:
         """Error that ended the run, None without one: rank 0's own, else that of the first rank that failed.
 
-        An error of rank 0 that another rank has failed is not shown in place of that rank's error.
+        An error of rank 0 that another rank has failed is not shown in place of that rank's error. Where a rank has
+        died while all started, the agent has stopped the others, whose errors say only that.
         """
         from asyncrl.groups.launch import describe_failure
 
@@ -176,7 +188,8 @@ class Ranks:
         known = [self._errors[rank] for rank in sorted(self._errors)]
         if known and (0 not in self._errors or isinstance(known[0], GroupLost | StoppedWhileStarting)):
             known.sort(key=lambda error: isinstance(error, GroupLost | StoppedWhileStarting))
-        if known or not failures:
+        only_stopped = not self._killed and all(isinstance(error, StoppedWhileStarting) for error in known)
+        if not failures or (known and not only_stopped):
             return known[0] if known else None
         texts = [describe_failure(failure, platform.node()) for failure in failures]
         return GroupLost(

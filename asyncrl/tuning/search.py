@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.algorithms.search_spaces import SearchSpace
+from asyncrl.config import TrainerConfig
 from asyncrl.errors import ConfigurationError, EnvironmentFailed, TrainingDiverged
 from asyncrl.run.job import Job
 from asyncrl.show.kept_run import LABELS, KeptRun
@@ -447,11 +448,12 @@ class Search:
     # --- the result --------------------------------------------------------------------------------------------------
 
     def _write_best(self) -> None:
-        """Write the chosen options as a file for `--config`."""
+        """Write the chosen options as a file for `--config`; without the trials' page, which is off by default."""
         best = self.chosen()
         made = self._job_of(best.options, self._job.config.seed, self.folder)
         head = f"# Trial {best.number} of {len(self.trials)} of a search; `asyncrl train --config` takes this file.\n"
-        files = option_files(made.config, made.algorithm, made.source, BEST)
+        config = dataclasses.replace(made.config, http=TrainerConfig.http)
+        files = option_files(config, made.algorithm, made.source, BEST)
         if FUNCTIONS not in files:  # the trial that was chosen before may have had a function
             (self.folder / FUNCTIONS).unlink(missing_ok=True)
         for name, data in files.items():

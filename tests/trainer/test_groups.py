@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -247,7 +248,7 @@ def test_ranks_that_do_not_end_after_one_was_lost_are_killed(monkeypatch: pytest
 def bare_ranks(**attributes: Any) -> Ranks:
     ranks = object.__new__(Ranks)
     start: dict[str, Any] = {"_errors": {}, "result": None, "_reason": None, "_killed": False}
-    start |= {"_channels": {}, "_pids": {}}
+    start |= {"_channels": {}, "_pids": {}, "_directory": None}
     for name, value in {**start, **attributes}.items():
         setattr(ranks, name, value)
     return ranks
@@ -274,6 +275,16 @@ def test_the_error_of_the_rank_that_has_failed_is_raised(errors: dict[int, Any],
     assert found is shown or type(found) is shown
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_rank_that_dies_while_all_start_is_named(lost: int) -> None:
+    """The agent ends the others by SIGTERM, which then say that they were stopped."""
+    failures = [{"rank": lost, "pid": 4711, "exit_code": -9}]
+    found = bare_ranks(_errors={1 - lost: STOPPED})._error(failures)
+    assert isinstance(found, GroupLost)
+    assert f"rank {lost} on" in str(found) and "was killed by SIGKILL" in str(found)
+    assert bare_ranks(_errors={1 - lost: STOPPED}, _killed=True)._error(failures) is STOPPED
+
+
 def test_an_error_of_an_earlier_life_of_a_rank_is_forgotten() -> None:
     ranks = bare_ranks(_errors={1: FAILED})
     ranks._receive(None, ("hello", 1, 4711))  # type: ignore[arg-type]
@@ -292,6 +303,22 @@ def test_nothing_is_killed_after_the_ranks_have_ended(monkeypatch: pytest.Monkey
     assert killed == [4711]
 
 
+def test_a_run_that_is_stopped_before_its_groups_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would import torch before it heard of the stop."""
+    monkeypatch.setattr("asyncrl.groups.launch.Launch", lambda *_, **__: pytest.fail("it is stopped"))
+
+    async def run() -> None:
+        job: Any = SimpleNamespace(
+            config=TrainerConfig(env="CartPole-v1", algo="dqn", groups=2), resumed=None
+        )
+        ranks = Ranks(job, lambda _: None)
+        ranks.stop("interrupted")
+        with pytest.raises(StoppedWhileStarting, match="while its groups started"):
+            await ranks.run()
+
+    asyncio.run(run())
+
+
 def test_a_rank_that_comes_after_the_kill_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
     monkeypatch.setattr("asyncrl.trainer.ranks.os.kill", lambda pid, _: killed.append(pid))
@@ -299,6 +326,56 @@ def test_a_rank_that_comes_after_the_kill_is_killed(monkeypatch: pytest.MonkeyPa
     ranks.kill()
     ranks._receive(None, ("hello", 0, 4711))  # type: ignore[arg-type]
     assert killed == [4711]
+
+
+def test_a_kill_removes_the_directory_of_the_ranks(tmp_path: Path) -> None:
+    """The second Ctrl-C ends the process right after it."""
+    directory = tmp_path / "asyncrl-ranks-x"
+    directory.mkdir()
+    (directory / "job.pkl").write_bytes(b"weights")
+    bare_ranks(_ended=concurrent.futures.Future(), _directory=directory).kill()
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_rank_whose_launcher_was_killed_meanwhile_ends_quietly(tmp_path: Path, removed: bool) -> None:
+    directory = tmp_path / "asyncrl-ranks-x"
+    directory.mkdir()
+    (directory / "job.pkl").write_bytes(b"weights")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(directory / SOCKET))
+    if removed:
+        (directory / SOCKET).unlink()
+    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    command = (sys.executable, "-m", "asyncrl.trainer.rank", str(directory))
+    ended = subprocess.run(
+        command, env=os.environ | place, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert not directory.exists()
+
+
+def test_ranks_whose_launcher_is_killed_keep_a_checkpoint_and_leave_no_directory(tmp_path: Path) -> None:
+    run, metrics = tmp_path / "run", tmp_path / "run" / "metrics.jsonl"
+    flags = ("--steps", "10M", "--groups", "2", "--run-dir", str(run), "--report-interval-seconds", "0.2")
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    launcher = subprocess.Popen((sys.executable, "-m", "asyncrl", *TRAIN, *flags), env=environment)
+
+    def learns() -> bool:
+        rows = metrics.read_text().splitlines() if metrics.exists() else []
+        return any(json.loads(row).get("train/n_updates", 0) > 0 for row in rows[-1:])
+
+    try:
+        wait_until(learns, "the first updates")
+        children = psutil.Process(launcher.pid).children()
+        ranks = [child for child in children if "asyncrl.trainer.rank" in child.cmdline()]
+    finally:
+        launcher.kill()
+        launcher.wait()
+    gone, alive = psutil.wait_procs(ranks, timeout=PATIENCE_SECONDS)
+    assert len(gone) == 2 and not alive
+    assert (run / "checkpoints" / "latest").exists()
+    assert not list(tmp_path.glob("asyncrl-ranks-*"))
 
 
 def test_callbacks_of_a_run_that_goes_on_get_new_evaluations_only() -> None:

@@ -303,6 +303,7 @@ def test_best_is_a_file_for_config(whole: Whole) -> None:
     assert ALGORITHMS["dqn"](**tables["dqn"]) == whole.found.algorithm
     assert tables["trainer"]["env"] == "CartPole-v1" and tables["trainer"]["total_steps"] == STEPS
     assert "run_dir" not in tables["trainer"]
+    assert tables["trainer"]["http"] == "auto", "it is off for the trials"
     assert "# Trial" in file.read_text().splitlines()[0]
     assert tomllib.loads(file.read_text())["dqn"]["hidden_sizes"] == [64, 64]
 
