@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import os
 import pickle
-import shutil
 import signal
 import socket
 import sys
@@ -22,7 +21,7 @@ from asyncrl.run.job import Job
 from asyncrl.run.switching import own_process
 from asyncrl.trainer.channel import Channel, sendable
 from asyncrl.trainer.pool_worker import error_of, send_snapshots
-from asyncrl.trainer.ranks import JOB, SOCKET
+from asyncrl.trainer.ranks import JOB, SOCKET, remove
 from asyncrl.trainer.trainer import Trainer
 
 _PR_SET_PDEATHSIG = 1
@@ -40,7 +39,7 @@ def main(directory: Path) -> int:
         connection.connect(str(directory / SOCKET))
     except (ConnectionRefusedError, FileNotFoundError):  # the launcher was killed meanwhile
         connection.close()
-        shutil.rmtree(directory, ignore_errors=True)
+        remove(directory)
         return 0
     launcher = Channel(connection)
     launcher.send("hello", rank, os.getpid())
@@ -63,7 +62,7 @@ def main(directory: Path) -> int:
         launcher.send("result", rank, trainer.result if rank == 0 else None, sendable(error))
     launcher.close()
     if os.getppid() != parent:  # the launcher was killed
-        shutil.rmtree(directory, ignore_errors=True)
+        remove(directory)
     if error is None or isinstance(error, StoppedWhileStarting | GroupLost):
         return 0  # otherwise the agent would restart this rank; the launcher already has the error
     return error.exit_code if isinstance(error, AsyncRLError) else 1

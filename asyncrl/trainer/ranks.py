@@ -20,7 +20,6 @@ import contextlib
 import os
 import pickle
 import platform
-import shutil
 import signal
 import socket
 import sys
@@ -122,7 +121,7 @@ class Ranks:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            remove(self._directory)
 
     async def run(self) -> TrainResult:
         """Start the ranks, relay their messages and wait for their end. Raises the error that ended the run."""
@@ -287,6 +286,15 @@ def _require_memory(groups: int) -> None:
             },
             fix="lower groups",
         )
+
+
+def remove(directory: Path) -> None:
+    """Remove the files of a launcher, and its directory if it is empty then; nothing happens if they are gone."""
+    for gone in (directory / SOCKET, directory / JOB):
+        with contextlib.suppress(OSError):
+            gone.unlink()
+    with contextlib.suppress(OSError):
+        directory.rmdir()
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
