@@ -6,7 +6,7 @@ from the recent past into each batch. The actors need the rings, so the segments
 They may also be drawn by recency and return, as TBA (arXiv 2503.18929) draws trajectories. IMPALA in lockstep, four
 actors of one environment, 64 segments kept, 4 in a batch of 8, median steps to a greedy 0.95 on FrozenLake8x8-v1, whose
 only reward is at the end: 46,300 with all alike, 25,010 with `newest` 0.5 (12 seeds), 43,784 without past segments (6
-seeds). On Catch and Recall there was no difference beyond the spread of three seeds, hence the default None
+seeds). On Catch and Recall there was no difference beyond the spread of ten seeds, hence the default None
 (`benchmarks/learning/past_draws.py`).
 """
 
