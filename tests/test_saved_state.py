@@ -111,3 +111,30 @@ def test_a_state_that_does_not_fit_is_named_and_nothing_is_written(change: Any, 
     with pytest.raises(ValueError, match=says):
         restore(other, state)
     assert flat(saved(other)) == before and other.restorations == 0
+
+
+class OfData(Part):
+    STATE = (*Part.STATE, "data")
+
+    def __init__(self, data: int, size: int) -> None:
+        super().__init__()
+        self.data, self.values = data, np.zeros(size)
+
+    def _refuse(self, state: dict[str, Any]) -> None:
+        if state["data"] != self.data:
+            raise LookupError(f"{state['data']} in place of {self.data}")
+
+
+def test_a_part_refuses_a_state_before_its_shapes_are_compared_and_nothing_is_written() -> None:
+    whole = Whole(0)
+    whole.part = OfData(1, size=3)
+    state = whole.state_dict()
+    other = Whole(1)
+    other.part = OfData(2, size=5)
+    other.tensor += 4
+    with pytest.raises(LookupError, match="1 in place of 2"):
+        other.load_state_dict(state)
+    assert other.tensor.tolist() == [4.0] * 4 and other.restorations == 0
+    other.part = OfData(1, size=5)
+    with pytest.raises(ValueError, match=r"state\.part\.values must have shape \(5,\), got \(3,\)"):
+        other.load_state_dict(state)
