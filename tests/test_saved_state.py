@@ -13,7 +13,7 @@ from asyncrl.saved_state import Stateful, restore, saved
 
 
 class Part:
-    STATE = ("_count", "values")
+    STATE: tuple[str, ...] = ("_count", "values")
 
     def __init__(self) -> None:
         self._count, self.values = 0, np.zeros(3)
