@@ -1,28 +1,43 @@
-"""Which past segments IMPALA should replay: drawn uniformly, or by recency and return as TBA draws trajectories.
+"""Which past segments IMPALA should replay: drawn uniformly, by recency and return, or by how likely they still are.
 
 TBA (arXiv 2503.18929) draws from the newest data with probability m, else by the softmax of the reward. `past_newest`
-does so with segments. A segment has the rows of all environments of an actor, so the runs have one environment in each
-of four actors. In lockstep; the steps of a seed are the same in every run on one kind of machine.
+does so with segments. DistRL (arXiv 2410.14803) prefers data that the current policy would act out too: here a segment
+is drawn with a probability proportional to the mean of min(1, rho) over its rows, rho the ratio of the current
+policy's to the behaviour's probability, and to (1 + a)^-1 for an age of a publications. This is a prototype, which is
+in this script only. A segment has the rows of all environments of an actor, so the runs have one environment in each of
+four actors. In lockstep; the steps of a seed are the same in every run on one kind of machine.
 
     none      no past segments
     uniform   all alike
     recency   always the newest
     return    always by return
     both      TBA's, one half each
+    ratio     by rho
+    age       by age
+    distrl    by rho and age
 
     python -m benchmarks.learning.past_draws --seeds 5
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
+from unittest import mock
+
+import numpy as np
 
 from asyncrl import IMPALA
+from asyncrl.interfaces import UNTRAINED, EnvSpec, Segment
+from asyncrl.replay import past_segments
+from asyncrl.replay.past_segments import PastSegments
 from benchmarks.harness import runs
 from benchmarks.harness.report import Report
 
 NEWEST: dict[str, float | None] = {"none": None, "uniform": None, "recency": 1.0, "return": 0.0, "both": 0.5}
 """`past_newest` by item."""
+EXPONENTS = {"ratio": (1.0, 0.0), "age": (0.0, 1.0), "distrl": (1.0, 1.0)}
+"""Exponents of the ratio and of the age by item."""
 KEPT, PER_BATCH, LIMIT_SECONDS = 64, 4, 300.0
 ACTORS = 4
 TASKS: dict[str, tuple[str, float, int, dict[str, Any], dict[str, Any]]] = {
@@ -39,11 +54,51 @@ TASKS: dict[str, tuple[str, float, int, dict[str, Any], dict[str, Any]]] = {
 """Environment, target, most steps, options of the algorithm and of the run."""
 
 
+class IMPALAOfPast(IMPALA):
+    """IMPALA whose present policy `draw` can ask."""
+
+    core: ClassVar[Any] = None
+    policy: ClassVar[Any] = None
+
+    def make_updater(self, spec: EnvSpec, device: str, seed: int) -> Any:
+        """Keep the updater, and a policy for its weights."""
+        IMPALAOfPast.core, IMPALAOfPast.policy = (
+            super().make_updater(spec, device, seed),
+            self.make_policy(spec),
+        )
+        return IMPALAOfPast.core
+
+
+def draw(past: PastSegments, version: int, b: float, c: float) -> list[Segment]:
+    """Draw as `PastSegments.draw`, with probabilities by ratio and age."""
+    usable = [segment for segment in past._kept if version - segment.version.min() <= (past._bound or np.inf)]
+    if not usable:
+        return []
+    core, policy = IMPALAOfPast.core, IMPALAOfPast.policy
+    core.write_weights(policy.weights)
+    policy.weights_changed()
+    scores = np.array(
+        [ratio(policy, segment) ** b * (1.0 + version - segment.version.min()) ** -c for segment in usable]
+    )
+    count = min(past._per_batch, len(usable))
+    chosen = past._rng.choice(len(usable), size=count, replace=False, p=scores / scores.sum())
+    return [past_segments._for_use(usable[i]) for i in chosen]
+
+
+def ratio(policy: Any, segment: Segment) -> float:
+    """Mean of min(1, rho) over the trained rows of a segment of one environment."""
+    rows = segment.reward.shape[1]
+    now = policy.log_prob(segment.obs[0, :rows], segment.action[0])
+    trained = segment.flags[0, :rows] & UNTRAINED == 0
+    least = 1e-6  # so that every segment can be drawn
+    return least + float(np.exp(np.minimum(0, now - segment.extras["log_prob"][0]))[trained].mean())
+
+
 def main() -> None:
     """Run everything and write results/past_draws.json."""
-    parser = runs.flags(__doc__, [*NEWEST], seeds=5)
+    parser = runs.flags(__doc__, [*NEWEST, *EXPONENTS], seeds=5)
     parser.add_argument("--tasks", default=",".join(TASKS), help="comma-separated")
-    parsed, _ = runs.parse(parser, "past_draws", [*NEWEST])
+    parsed, _ = runs.parse(parser, "past_draws", [*NEWEST, *EXPONENTS])
     if (tasks := parsed.tasks.split(",")) != [*TASKS]:
         parsed.name = "_".join([parsed.name, *tasks])
     report, rows = Report(parsed.name), []
@@ -72,12 +127,15 @@ def _run(task: str, item: str, seed: int) -> runs.Summary:
         else {
             "past_segments": KEPT,
             "past_per_batch": PER_BATCH,
-            "past_newest": NEWEST[item],
+            "past_newest": NEWEST.get(item),
         }
     )
-    made = IMPALA(**algorithm, **kept) if algorithm else IMPALA.preset(env, **kept)
+    made = IMPALAOfPast(**algorithm, **kept) if algorithm else IMPALAOfPast.preset(env, **kept)
     options = {"num_actors": ACTORS, "envs_per_actor": 1, "eval_interval_steps": 2_500, "total_steps": most}
-    summary = runs.learn(env, made, seed, "greedy", target, LIMIT_SECONDS, **options, **run)
+    b, c = EXPONENTS.get(item, (0.0, 0.0))
+    own = partial(draw, b=b, c=c) if item in EXPONENTS else PastSegments.draw
+    with mock.patch.object(PastSegments, "draw", lambda past, version: own(past, version)):
+        summary = runs.learn(env, made, seed, "greedy", target, LIMIT_SECONDS, **options, **run)
     print(task, item, seed, runs.line(summary), flush=True)
     return summary
 
