@@ -12,7 +12,7 @@ four actors. In lockstep; the steps of a seed are the same in every run on one k
     recency   always the newest
     return    always by return
     both      TBA's, one half each
-    ratio     by rho
+    ratio     by rho; this and the next two in the sparse task only
     age       by age
     distrl    by rho and age
 
@@ -62,11 +62,9 @@ class IMPALAOfPast(IMPALA):
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> Any:
         """Keep the updater, and a policy for its weights."""
-        IMPALAOfPast.core, IMPALAOfPast.policy = (
-            super().make_updater(spec, device, seed),
-            self.make_policy(spec),
-        )
-        return IMPALAOfPast.core
+        core = IMPALAOfPast.core = super().make_updater(spec, device, seed)
+        IMPALAOfPast.policy = self.make_policy(spec)
+        return core
 
 
 def draw(past: PastSegments, version: int, b: float, c: float) -> list[Segment]:
@@ -106,6 +104,8 @@ def main() -> None:
     for task in tasks:
         most = TASKS[task][2]
         for item in parsed.items:
+            if item in EXPONENTS and task != "sparse":  # the other tasks' policies take stacked frames
+                continue
             found = [_run(task, item, seed) for seed in range(parsed.seeds)]
             solved = [runs.reached(s, "greedy") for s in found]
             steps = [
