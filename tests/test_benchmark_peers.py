@@ -13,6 +13,7 @@ import pytest
 from test_benchmarks import OURS, PEER, fake_python
 from waiting import wait_until
 
+from asyncrl.interfaces import DiscreteAction, EnvSpec
 from benchmarks.harness import plot, report, runs, slow_envs, venvs
 from benchmarks.learning import priority_decay
 from benchmarks.peers import messages, rllib, stepping
@@ -117,9 +118,42 @@ def test_labels_of_a_plot_stay_within_its_panel(tmp_path: Path) -> None:
     assert float(starts[-1]) < plot.WIDTH - plot.RIGHT
 
 
-def test_errors_decay_with_staleness() -> None:
-    """(1 + 3)^-1 on the priority |error|^0.5 is (1 + 3)^-2 on the error."""
-    result = SimpleNamespace(priorities=np.array([16.0, 16.0], np.float32))
-    core = SimpleNamespace(update=lambda _: result)
-    decayed = priority_decay.Decayed(core, rate=1.0, alpha=0.5)
-    assert decayed.update(SimpleNamespace(staleness=np.array([0, 3]))).priorities.tolist() == [16.0, 1.0]
+def test_factors_of_priorities_by_hand() -> None:
+    """(1 + 3)^-1 on the priority |error|^0.5 is (1 + 3)^-2 on the error, and so is a ratio of 1/4.
+
+    With two actions and an epsilon of 0.4 the greedy one has a probability of 0.8, the other one 0.2.
+    """
+    rows = {
+        "staleness": np.array([0, 3, 0, 0]),
+        "action": np.array([1, 1, 0, 1]),
+        "obs": np.zeros((4, 2), np.float32),
+        "extras": {"behaviour": np.array([[0.8, 0.4], [0.8, 0.4], [0.8, 0.4], [0.2, 0.4]])},
+    }
+    values = np.array(
+        [[0.0, 1.0]] * 4
+    )  # the greedy action is 1 now; the third row's was 0, and the fourth's too
+    for exponents, found in (
+        ((0.0, 1.0), [16, 1, 16, 16]),
+        ((1.0, 0.0), [16, 16, 1, 16]),
+        ((0.0, 0.0), [16] * 4),
+    ):
+        result = SimpleNamespace(priorities=np.full(4, 16.0, np.float32))
+        core = SimpleNamespace(update=lambda _, made=result: made, action_values=lambda _: values)
+        factors = priority_decay.WithFactors(core, exponents, alpha=0.5)
+        assert factors.update(SimpleNamespace(**rows)).priorities.tolist() == pytest.approx(found, rel=1e-5)
+
+
+def test_rows_have_the_behaviours_probability() -> None:
+    """The share of actions is the mean of what the rows say."""
+    record = priority_decay.DQNWithFactors(hidden_sizes=(4,), exploration_initial=0.4, exploration_final=0.4)
+    spec = EnvSpec("any", (3,), "float32", DiscreteAction(2))
+    policy, rng = record.make_policy(spec), np.random.default_rng(0)
+    policy.assign_streams(0, 2_000, 2_000)
+    policy.weights[:] = rng.normal(size=policy.weight_count)
+    policy.weights_changed()
+    obs = np.tile(rng.normal(size=3).astype(np.float32), (2_000, 1))
+    action, extras = policy.act(obs, rng, 0)
+    probability, epsilon = extras["behaviour"].T
+    own = action == policy.greedy(obs)
+    assert probability == pytest.approx(np.where(own, 1 - epsilon / 2, epsilon / 2), rel=1e-5)
+    assert own.mean() == pytest.approx((1 - epsilon / 2).mean(), abs=0.04)
