@@ -129,9 +129,7 @@ def test_factors_of_priorities_by_hand() -> None:
         "obs": np.zeros((4, 2), np.float32),
         "extras": {"behaviour": np.array([[0.8, 0.4], [0.8, 0.4], [0.8, 0.4], [0.2, 0.4]])},
     }
-    values = np.array(
-        [[0.0, 1.0]] * 4
-    )  # the greedy action is 1 now; the third row's was 0, and the fourth's too
+    values = np.array([[0.0, 1.0]] * 4)  # the greedy action is 1 now; that of rows 2 and 3 was 0
     for exponents, found in (
         ((0.0, 1.0), [16, 1, 16, 16]),
         ((1.0, 0.0), [16, 16, 1, 16]),

@@ -245,8 +245,8 @@ class RewardScale(Stateful):
     standard deviation of all R_t seen so far over all streams, so that values are of the order of one in any units of
     the environment. The mean is not subtracted, because that would change the optimal policy. A stream continues from
     one segment of its ring to the next. A reward at the end of T steps is in one of T of these returns only, so that
-    values become about sqrt(T) times as large as by the returns to come; these were tried and learn less where rewards
-    are rare (docs/defaults-study.md).
+    values become about sqrt(T) times as large as by the returns to come; these were tried and learn less in DoorKey and
+    no more elsewhere (docs/defaults-study.md).
 
     Args:
         gamma: discount per step.

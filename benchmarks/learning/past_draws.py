@@ -21,7 +21,7 @@ four actors. In lockstep; the steps of a seed are the same in every run on one k
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partialmethod
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -69,7 +69,8 @@ class IMPALAOfPast(IMPALA):
 
 def draw(past: PastSegments, version: int, b: float, c: float) -> list[Segment]:
     """Draw as `PastSegments.draw`, with probabilities by ratio and age."""
-    usable = [segment for segment in past._kept if version - segment.version.min() <= (past._bound or np.inf)]
+    bound = np.inf if past._bound is None else past._bound
+    usable = [segment for segment in past._kept if version - segment.version.min() <= bound]
     if not usable:
         return []
     core, policy = IMPALAOfPast.core, IMPALAOfPast.policy
@@ -133,8 +134,8 @@ def _run(task: str, item: str, seed: int) -> runs.Summary:
     made = IMPALAOfPast(**algorithm, **kept) if algorithm else IMPALAOfPast.preset(env, **kept)
     options = {"num_actors": ACTORS, "envs_per_actor": 1, "eval_interval_steps": 2_500, "total_steps": most}
     b, c = EXPONENTS.get(item, (0.0, 0.0))
-    own = partial(draw, b=b, c=c) if item in EXPONENTS else PastSegments.draw
-    with mock.patch.object(PastSegments, "draw", lambda past, version: own(past, version)):
+    drawn = partialmethod(draw, b=b, c=c) if item in EXPONENTS else PastSegments.draw
+    with mock.patch.object(PastSegments, "draw", drawn):
         summary = runs.learn(env, made, seed, "greedy", target, LIMIT_SECONDS, **options, **run)
     print(task, item, seed, runs.line(summary), flush=True)
     return summary
