@@ -1,6 +1,7 @@
 """Environments that no preset was made for: the half that chooses default options, and the half that judges them.
 
-A few more, `sparse`, have rewards that a random policy hardly ever meets. They are in neither half.
+A few more, `sparse`, have rewards that a random policy hardly ever meets. They are in neither half. Those in `fresh` were
+named on 29 November 2026, after all default options were chosen and before any run on them.
 
 Both sides of `first_contact.py` see the same environment: where a library cannot take an observation as it is, the
 wrapper stands here and is used for all. Imports torch never, and an environment's package only when it is made.
@@ -58,7 +59,7 @@ class Unseen:
     """An environment of the study.
 
     Attributes:
-        half: whether it chooses default options or judges them; or `sparse`.
+        half: whether it chooses default options or judges them; or `sparse` or `fresh`.
         family: where it comes from.
         continuous: whether actions are real-valued.
         episodes: greedy episodes of the evaluation at the end of a run.
@@ -69,7 +70,7 @@ class Unseen:
         kwargs: arguments of the constructor.
     """
 
-    half: Literal["choose", "judge", "sparse"]
+    half: Literal["choose", "judge", "sparse", "fresh"]
     family: str
     continuous: bool = False
     episodes: int = 30
@@ -122,6 +123,18 @@ UNSEEN: Mapping[str, Unseen] = {
     "MiniGrid-DoorKey-6x6-v0": Unseen("sparse", "MiniGrid", flatten=True),
     "MiniGrid-SimpleCrossingS9N1-v0": Unseen("sparse", "MiniGrid", flatten=True),
     "MiniGrid-MultiRoom-N2-S4-v0": Unseen("sparse", "MiniGrid", flatten=True),
+    # Named after the defaults were chosen, before any run.
+    "Swimmer-v5": Unseen("fresh", "MuJoCo", continuous=True, episodes=10),
+    "Pusher-v5": Unseen("fresh", "MuJoCo", continuous=True),
+    "AdroitHandDoor-v1": Unseen("fresh", "Gymnasium-Robotics", continuous=True, episodes=10, share=0.5),
+    "MiniGrid-LavaGapS6-v0": Unseen("fresh", "MiniGrid", flatten=True),
+    "MiniGrid-Dynamic-Obstacles-6x6-v0": Unseen("fresh", "MiniGrid", flatten=True),
+    "BabyAI-GoToObj-v0": Unseen("fresh", "BabyAI", flatten=True),
+    "popgym-MineSweeperEasy-v0": Unseen("fresh", "popgym", episodes=500),
+    "popgym-BattleshipEasy-v0": Unseen("fresh", "popgym", episodes=200),
+    "popgym-NoisyPositionOnlyPendulumEasy-v0": Unseen("fresh", "popgym", continuous=True),
+    "SimpleMultiObs": Unseen("fresh", "Dict observations", make=f"{_SB3}:SimpleMultiObsEnv", episodes=200),
+    "IdentityMultiBinary": Unseen("fresh", "identity", make=f"{_SB3}:IdentityEnvMultiBinary"),
 }
 
 
