@@ -1,7 +1,7 @@
 """Environments that no preset was made for: the half that chooses default options, and the half that judges them.
 
-A few more, `sparse`, have rewards that a random policy hardly ever meets. They are in neither half. Those in `fresh` were
-named on 29 November 2026, after all default options were chosen and before any run on them.
+A few more, `sparse`, have rewards that a random policy hardly ever meets. They are in neither half. Those in `fresh`
+were named on 29 November 2026, after all default options were chosen and before any run on them.
 
 Both sides of `first_contact.py` see the same environment: where a library cannot take an observation as it is, the
 wrapper stands here and is used for all. Imports torch never, and an environment's package only when it is made.
