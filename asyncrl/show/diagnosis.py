@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from asyncrl.show.evidence import Evidence
+from asyncrl.show.evidence import LEAST_RISE, Evidence
+from asyncrl.show.numbers import of_return
 
 
 @dataclass(frozen=True)
@@ -82,17 +83,36 @@ def _reached(e: Evidence) -> bool:
     return e.stop_reason in ("target_return", "target_training_return")
 
 
+def _goals(e: Evidence) -> list[float]:
+    """Returns that count as success: the run's target, and the threshold of its environment."""
+    return [goal for goal in (e.target_return, e.reward_threshold) if goal is not None]
+
+
 def _succeeded(e: Evidence) -> bool:
     """Whether the run ended at its target, or with a return that its target or its environment counts as solved."""
-    goals = [goal for goal in (e.target_return, e.reward_threshold) if goal is not None]
-    return _reached(e) or (e.final is not None and any(e.final >= goal for goal in goals))
+    return _reached(e) or (e.final is not None and any(e.final >= goal for goal in _goals(e)))
+
+
+def _flat(e: Evidence) -> bool:
+    """Whether the best return exceeds the first by no more than 10 % of the first, or than chance may."""
+    if not _enough(e) or e.best is None or e.first is None:
+        return False
+    return e.best - e.first <= max(LEAST_RISE, 0.1 * abs(e.first), e.luck)
+
+
+def _rose_early(e: Evidence) -> bool:
+    """Whether the return was flat since the first evaluation, and that of training has risen by 30 % of its first.
+
+    What was learned was then learned before the first evaluation.
+    """
+    if not _flat(e) or e.training_first is None or e.training_best is None:
+        return False
+    return e.training_best - e.training_first > max(LEAST_RISE, 0.3 * abs(e.training_first), e.luck)
 
 
 def _never_rose(e: Evidence) -> bool:
-    """Whether the best return exceeds the first by no more than 10 % of the first (at least 1), or than chance may."""
-    if not _enough(e) or e.best is None or e.first is None:
-        return False
-    return e.best - e.first <= max(1.0, 0.1 * abs(e.first), e.luck)
+    """Whether the return was flat, and nothing says that it had risen before: a known goal was missed."""
+    return _flat(e) and (not _rose_early(e) or bool(_goals(e)))
 
 
 LEARNED_WITHIN = {True: 100_000, False: 50_000}
@@ -179,7 +199,7 @@ RULES = (
         "The policy stopped exploring before it had learned.",
         "ent_coef",
         "0.01 or more, it is {options[ent_coef]}",
-        "entropy fell from {first_entropy:.2f} to {entropy:.2f}; best return {best:,.1f}, first {first:,.1f}",
+        "entropy fell from {first_entropy:.2f} to {entropy:.2f}; best return {best}, first {first}",
     ),
     Rule(
         "stale samples are thrown away",
@@ -224,7 +244,7 @@ RULES = (
         "It was better before: what was learned is being lost.",
         "learning_rate_schedule",
         "linear",
-        "best return {best:,.1f} after {best_steps:,} steps, last {final:,.1f} (means of {window} evaluations)",
+        "best return {best} after {best_steps:,} steps, last {final} (means of {window} evaluations)",
     ),
     Rule(
         "unlearned, falling learning rate",
@@ -232,7 +252,7 @@ RULES = (
         "It was better before: what was learned is being lost.",
         "learning_rate",
         "a third of {options[learning_rate]}",
-        "best return {best:,.1f} after {best_steps:,} steps, last {final:,.1f} (means of {window} evaluations)",
+        "best return {best} after {best_steps:,} steps, last {final} (means of {window} evaluations)",
     ),
     Rule(
         "value function explains nothing",
@@ -254,7 +274,7 @@ RULES = (
         "The return has not risen in steps that suffice where this kind of algorithm learns.",
         "algo",
         "dqn for discrete actions, crossq for real-valued ones (images: sac); docs/algorithms/README.md shows returns",
-        "first return {first:,.1f}, best {best:,.1f} of {evaluations} evaluations in {steps:,} steps",
+        "first return {first}, best {best} of {evaluations} evaluations in {steps:,} steps",
     ),
     Rule(
         "another algorithm, on policy",
@@ -262,7 +282,7 @@ RULES = (
         "The return has not risen in steps that suffice where this kind of algorithm learns.",
         "algo",
         "ppo; docs/algorithms/README.md shows what learned where",
-        "first return {first:,.1f}, best {best:,.1f} of {evaluations} evaluations in {steps:,} steps",
+        "first return {first}, best {best} of {evaluations} evaluations in {steps:,} steps",
     ),
     Rule(
         "no exploration",
@@ -274,7 +294,7 @@ RULES = (
         "The return has not risen since the first evaluation.",
         "exploration_steps",
         "more than {options[exploration_steps]:,}, a tenth to a half of the run's steps",
-        "first return {first:,.1f}, best {best:,.1f} of {evaluations} evaluations",
+        "first return {first}, best {best} of {evaluations} evaluations",
     ),
     Rule(
         "not learning",
@@ -282,7 +302,15 @@ RULES = (
         "The return has not risen since the first evaluation.",
         "learning_rate",
         "three times or a third of {options[learning_rate]}",
-        "first return {first:,.1f}, best {best:,.1f} of {evaluations} evaluations",
+        "first return {first}, best {best} of {evaluations} evaluations",
+    ),
+    Rule(
+        "solved or stuck",
+        lambda e: _rose_early(e) and not _goals(e) and not _unlearned(e),
+        "The return rose before the first evaluation and no further: it is solved, or the policy is stuck.",
+        "target_return",
+        "the return that counts as solved: a run ends there, and doctor advises one that ends below",
+        "first return {first}, best {best} of {evaluations} evaluations; training {training_first} to {training_best}",
     ),
     Rule(
         "actors die",
@@ -305,7 +333,7 @@ RULES = (
         "The return was still rising at the end.",
         "total_steps",
         "{twice:,}",
-        "best return {early_best:,.1f} in the first two thirds, {late_best:,.1f} in the last",
+        "best return {early_best} in the first two thirds, {late_best} in the last",
     ),
     Rule(
         "learner waits",
@@ -372,8 +400,10 @@ def diagnose(evidence: Evidence) -> list[Finding]:
 
 
 def _finding(rule: Rule, evidence: Evidence) -> Finding:
+    returns = ("first", "best", "final", "early_best", "late_best", "training_first", "training_best")
     figures = _Figures(
         vars(evidence)
+        | {name: of_return(getattr(evidence, name)) for name in returns}
         | {
             "error_line": evidence.error.partition("\n")[0] or evidence.state,
             "options": _Figures(evidence.options),

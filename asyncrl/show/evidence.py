@@ -13,6 +13,10 @@ from asyncrl.show.kept_run import STEPS, KeptRun, integer, number, table
 
 TAIL = 0.25
 """Fraction of a run's reports, taken from the end, over which figures are averaged."""
+HEAD = 0.05
+"""Fraction of a run's steps, its beginning, over which the first return of training is averaged."""
+LEAST_RISE = 0.1
+"""Difference of returns that counts as none, whatever else is known; rewards of 0 or 1 make returns up to 1."""
 
 
 def _mean(metric: str) -> Any:
@@ -37,6 +41,7 @@ class Evidence:
         target_return: the run's option, which another stopping rule may have come before.
         reward_threshold: return from which the environment counts as solved.
         early_best, late_best: best single evaluation before and within the last third of the steps.
+        training_first, training_best: mean return of training in the first twentieth of the steps, and its highest.
         evaluations: number of evaluations.
         window: number of evaluations in a mean, a third of all, from 1 to 3.
         luck: amount by which the best of so many windows may exceed the others by chance; 0 if unknown.
@@ -63,6 +68,8 @@ class Evidence:
     reward_threshold: float | None = None
     early_best: float | None = None
     late_best: float | None = None
+    training_first: float | None = None
+    training_best: float | None = None
     evaluations: int = 0
     window: int = 1
     luck: float = 0.0
@@ -91,10 +98,10 @@ class Evidence:
 
     @property
     def spread(self) -> float:
-        """Highest return minus the lower of the first and the last, at least 1."""
+        """Highest return minus the lower of the first and the last, at least `LEAST_RISE`."""
         if self.best is None or self.first is None or self.final is None:
-            return 1.0
-        return max(1.0, self.best - min(self.first, self.final))
+            return LEAST_RISE
+        return max(LEAST_RISE, self.best - min(self.first, self.final))
 
     @property
     def lost(self) -> float | None:
@@ -135,6 +142,7 @@ def collect(run: KeptRun) -> Evidence:
         restarts=integer(summary.get("actor_restarts")) or int(next(reversed(restarts), 0)),
         discarded=number(table(summary, "staleness").get("discarded_fraction")),
         first_entropy=next(iter(_values(reports, "train/entropy")), None),
+        **_training_returns(reports),
         **_returns(run),
         **means,
     )
@@ -160,6 +168,17 @@ def _returns(run: KeptRun) -> dict[str, Any]:
         "early_best": max((value for steps, value in found if steps <= edge), default=None),
         "late_best": max((value for steps, value in found if steps > edge), default=None),
     }
+
+
+def _training_returns(reports: Sequence[dict[str, Any]]) -> dict[str, float]:
+    name = "rollout/ep_rew_mean"
+    values = _values(reports, name)
+    if not values:
+        return {}
+    head = (
+        _values([entry for entry in reports if entry[STEPS] <= HEAD * reports[-1][STEPS]], name) or values[:1]
+    )
+    return {"training_first": sum(head) / len(head), "training_best": max(values)}
 
 
 def _luck(run: KeptRun, window: int, evaluations: int) -> float:

@@ -23,6 +23,7 @@ RISES = tuple((10_000 * i, value) for i, value in enumerate((20.0, 200.0, 400.0,
 FLAT = tuple((10_000 * i, 20.0 + i % 2) for i in range(1, 7))
 FALLS = tuple((10_000 * i, value) for i, value in enumerate((20.0, 300.0, 480.0, 200.0, 90.0, 100.0), 1))
 LATE = tuple((10_000 * i, value) for i, value in enumerate((20.0, 40.0, 60.0, 80.0, 120.0, 160.0), 1))
+EARLY = tuple((10_000 * i, 0.9 + 0.01 * (i % 3)) for i in range(1, 7))
 REPLAY = {"train/q_mean": 40.0, "train/q_max": 90.0, "train/value_low": 0.0, "train/value_high": 100.0}
 SEGMENTS = {
     "train/approx_kl": 0.01,
@@ -80,6 +81,15 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         {"options": {"exploration_steps": 10_000}, "evaluations": FLAT, "summary": {"env_steps": 49_999}},
     ),
     "not learning": ("sac", {"env": "Pendulum-v1", "evaluations": FLAT, "summary": {"env_steps": 40_000}}),
+    "solved or stuck": (
+        "ppo",
+        {
+            "evaluations": EARLY,
+            "first": {"rollout/ep_rew_mean": -1.0},
+            "metrics": {"rollout/ep_rew_mean": 0.9},
+            "summary": {"env_steps": 100_000},
+        },
+    ),
     "actors die": ("dqn", {"summary": {"actor_restarts": 3}}),
     "still rising": ("dqn", {"evaluations": LATE}),
     "learner waits": ("dqn", {"metrics": {"async/learner_wait_fraction": 0.8, "time/fps": 300.0}}),
@@ -303,6 +313,37 @@ def test_a_run_below_its_threshold_gets_advice(tmp_path: Path) -> None:
     for threshold, found in ((475.0, []), (500.0, ["large policy steps"])):
         run = make(tmp_path / f"{threshold}", "ppo", {**steps, "summary": {"reward_threshold": threshold}})
         assert [finding.name for finding in diagnose(collect(run))] == found
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ((0.0, 0.3, 0.9, 0.95, 0.95, 0.96), []),
+        ((0.0, 0.0, 0.0, 0.1, 0.0, 0.0), ["another algorithm, with replay", "not learning"]),
+        ((0.0, 0.5, 0.9, 0.95, 0.5, 0.2), ["unlearned"]),
+    ],
+)
+def test_returns_between_0_and_1_are_judged_by_their_own_size(
+    values: tuple[float, ...], found: list[str], tmp_path: Path
+) -> None:
+    different = {
+        "evaluations": [(10_000 * i, value) for i, value in enumerate(values, 1)],
+        "metrics": {"rollout/ep_rew_mean": 0.0},
+        "summary": {"env_steps": 100_000},
+    }
+    run = make(tmp_path / "x", "ppo", different)
+    assert [finding.name for finding in diagnose(collect(run))] == found
+
+
+def test_a_return_that_rose_before_the_first_evaluation(tmp_path: Path) -> None:
+    algo, different = RUNS["solved or stuck"]
+    (finding,) = diagnose(collect(make(tmp_path / "open", algo, different)))
+    assert finding.evidence == "first return 0.915, best 0.915 of 6 evaluations; training -1.00 to 0.900"
+    missed = {**different, "trainer": {"target_return": 0.95}}
+    found = diagnose(collect(make(tmp_path / "missed", algo, missed)))
+    assert [f.name for f in found] == ["another algorithm, with replay", "not learning"]
+    lost = {**different, "evaluations": [*EARLY[:4], (50_000, 0.3), (60_000, 0.2)]}
+    assert diagnose(collect(make(tmp_path / "lost", algo, lost)))[0].name == "unlearned"
 
 
 def test_what_failed_or_is_slow_is_told_of_a_run_that_succeeded(tmp_path: Path) -> None:
