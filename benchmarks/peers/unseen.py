@@ -133,7 +133,9 @@ UNSEEN: Mapping[str, Unseen] = {
     "popgym-MineSweeperEasy-v0": Unseen("fresh", "popgym", episodes=500),
     "popgym-BattleshipEasy-v0": Unseen("fresh", "popgym", episodes=200),
     "popgym-NoisyPositionOnlyPendulumEasy-v0": Unseen("fresh", "popgym", continuous=True),
-    "SimpleMultiObs": Unseen("fresh", "Dict observations", make=f"{_SB3}:SimpleMultiObsEnv", episodes=200),
+    "SimpleMultiObs": Unseen(
+        "fresh", "Dict observations", make=f"{_SB3}:SimpleMultiObsEnv", episodes=200, share=0.1
+    ),
     "IdentityMultiBinary": Unseen("fresh", "identity", make=f"{_SB3}:IdentityEnvMultiBinary"),
 }
 
