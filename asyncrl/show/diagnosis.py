@@ -115,6 +115,13 @@ def _never_rose(e: Evidence) -> bool:
     return _flat(e) and (not _rose_early(e) or bool(_goals(e)))
 
 
+def _greedy_is_worse(e: Evidence) -> bool:
+    """Whether greedy actions have a return that is 30 % below that of actions that are drawn, by more than chance."""
+    if e.steps < 20_000 or e.evaluations < 2 or not e.greedy or e.training is None or e.final is None:
+        return False
+    return e.training - e.final > max(LEAST_RISE, 0.3 * max(abs(e.training), abs(e.final)), e.luck)
+
+
 LEARNED_WITHIN = {True: 100_000, False: 50_000}
 """Steps of the runs of default records, on policy and from replay, that the advice rests on (docs/results.md)."""
 
@@ -269,6 +276,14 @@ RULES = (
         "explained variance {explained_variance:.2f} (1 is perfect, 0 no better than the mean)",
     ),
     Rule(
+        "greedy is worse",
+        _greedy_is_worse,
+        "Greedy actions have a lower return than those of training, which are drawn.",
+        "eval_deterministic",
+        "no: a greedy policy without a memory may repeat a useless action for ever",
+        "return {final} of greedy episodes, {training} of training",
+    ),
+    Rule(
         "another algorithm, with replay",
         lambda e: e.on_policy and _long_without_success(e),
         "The return has not risen in steps that suffice where this kind of algorithm learns.",
@@ -400,7 +415,16 @@ def diagnose(evidence: Evidence) -> list[Finding]:
 
 
 def _finding(rule: Rule, evidence: Evidence) -> Finding:
-    returns = ("first", "best", "final", "early_best", "late_best", "training_first", "training_best")
+    returns = (
+        "first",
+        "best",
+        "final",
+        "early_best",
+        "late_best",
+        "training_first",
+        "training_best",
+        "training",
+    )
     figures = _Figures(
         vars(evidence)
         | {name: of_return(getattr(evidence, name)) for name in returns}

@@ -44,6 +44,7 @@ class Evidence:
         training_first, training_best: mean return of training in the first twentieth of the steps, and its highest.
         evaluations: number of evaluations.
         window: number of evaluations in a mean, a third of all, from 1 to 3.
+        greedy: whether evaluations differ from training in that their actions are not drawn, and in nothing else.
         luck: amount by which the best of so many windows may exceed the others by chance; 0 if unknown.
         first_entropy: entropy of the policy in the first report that has it.
         discarded: fraction of the steps that became too stale to use.
@@ -72,9 +73,11 @@ class Evidence:
     training_best: float | None = None
     evaluations: int = 0
     window: int = 1
+    greedy: bool = False
     luck: float = 0.0
     discarded: float | None = None
     first_entropy: float | None = None
+    training: float | None = _mean("rollout/ep_rew_mean")
     q_mean: float | None = _mean("train/q_mean")
     value_low: float | None = _mean("train/value_low")
     value_high: float | None = _mean("train/value_high")
@@ -136,6 +139,7 @@ def collect(run: KeptRun) -> Evidence:
         stop_reason=str(summary.get("stop_reason") or ""),
         target_return=number(trainer.get("target_return")),
         reward_threshold=number(summary.get("reward_threshold")),
+        greedy=_greedy(trainer),
         error=printable(str(summary.get("error") or "")),
         steps=run.env_steps,
         updates=updates,
@@ -168,6 +172,12 @@ def _returns(run: KeptRun) -> dict[str, Any]:
         "early_best": max((value for steps, value in found if steps <= edge), default=None),
         "late_best": max((value for steps, value in found if steps > edge), default=None),
     }
+
+
+def _greedy(trainer: dict[str, Any]) -> bool:
+    elsewhere = any(trainer.get(name) for name in ("eval_env", "eval_env_kwargs", "eval_max_episode_steps"))
+    alone = trainer.get("self_play", "none") == "none"
+    return bool(trainer.get("eval_deterministic", True)) and alone and not elsewhere
 
 
 def _training_returns(reports: Sequence[dict[str, Any]]) -> dict[str, float]:

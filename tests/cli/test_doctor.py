@@ -71,6 +71,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
             "options": {"normalize_rewards": False},
         },
     ),
+    "greedy is worse": ("ppo", {"evaluations": FLAT, "metrics": {"rollout/ep_rew_mean": 60.0}}),
     "another algorithm, with replay": ("ppo", {"evaluations": FLAT, "summary": {"env_steps": 100_000}}),
     "another algorithm, on policy": (
         "sac",
@@ -208,6 +209,8 @@ def test_a_figure_that_is_missing_is_a_question_mark() -> None:
         ("old weights act", {"options": {"publish_interval": 10}}),
         ("unlearned", {"options": {"learning_rate_schedule": "linear"}}),
         ("value function explains nothing", {"options": {"normalize_rewards": True}}),
+        ("greedy is worse", {"trainer": {"eval_deterministic": False}}),
+        ("greedy is worse", {"trainer": {"eval_env_kwargs": {"size": 9}}}),
         ("no exploration", {"options": {"exploration_steps": 40_000}}),
         ("no exploration", {"options": {"exploration_steps": 10_000, "noisy": True}}),
         ("learner waits", {"trainer": {"num_actors": 8}}),
