@@ -180,7 +180,7 @@ def _greedy(trainer: dict[str, Any]) -> bool:
     return bool(trainer.get("eval_deterministic", True)) and alone and not elsewhere
 
 
-def _training_returns(reports: Sequence[dict[str, Any]]) -> dict[str, float]:
+def _training_returns(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     name = "rollout/ep_rew_mean"
     values = _values(reports, name)
     if not values:
