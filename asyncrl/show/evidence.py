@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,7 +174,7 @@ def _returns(run: KeptRun) -> dict[str, Any]:
     }
 
 
-def _greedy(trainer: dict[str, Any]) -> bool:
+def _greedy(trainer: Mapping[str, Any]) -> bool:
     elsewhere = any(trainer.get(name) for name in ("eval_env", "eval_env_kwargs", "eval_max_episode_steps"))
     alone = trainer.get("self_play", "none") == "none"
     return bool(trainer.get("eval_deterministic", True)) and alone and not elsewhere
