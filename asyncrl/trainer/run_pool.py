@@ -266,7 +266,9 @@ class _Worker:
         status = self._process.wait()
         if not self._trains and -status in SIGNALS:
             name = signal.Signals(-status).name
-            return StoppedWhileStarting(f"The run was stopped by {name} while it started; it leaves no policy.")
+            return StoppedWhileStarting(
+                f"The run was stopped by {name} while it started; it leaves no policy."
+            )
         return ResourceError(
             f"The process of a run {how_it_ended(status)}.",
             facts={"pid": self._process.pid},
