@@ -556,7 +556,9 @@ class Exits(fakes.SimpleEnv):
 
 
 def test_an_environment_that_exits_is_named() -> None:
-    with pytest.raises(EnvironmentNotBuilt, match=r"ASYNC004\].* of Exits\('constructor'\) failed: SystemExit: 2"):
+    with pytest.raises(
+        EnvironmentNotBuilt, match=r"ASYNC004\].* of Exits\('constructor'\) failed: SystemExit: 2"
+    ):
         described(functools.partial(Exits, "constructor"))
     for call in ("reset", "step"):
         with pytest.raises(EnvironmentRaised, match=rf"ASYNC002\].*raised SystemExit in {call}.*: 2"):
