@@ -116,7 +116,7 @@ def _together(folders: Sequence[Path]) -> str:
 
 
 def _exit_code(results: SeedResults, interrupts: Interrupts) -> int:
-    """Exit code; prints what has failed."""
+    """Exit code, 130 if a signal has ended a run, also one to the run's process; prints what has failed."""
     failed = {
         seed: error for seed, error in results.errors.items() if not isinstance(error, StoppedWhileStarting)
     }
@@ -129,4 +129,9 @@ def _exit_code(results: SeedResults, interrupts: Interrupts) -> int:
     unsaved = [seed for seed, result in results.results.items() if result.unsaved]
     for seed in unsaved:
         print_error(f"seed {seed}: the last checkpoint could not be written: {results.results[seed].unsaved}")
-    return ResourceError.exit_code if unsaved else 0
+    if unsaved:
+        return ResourceError.exit_code
+    by_signal = len(results.errors) > 0 or any(
+        result.stop_reason == "interrupted" for result in results.results.values()
+    )
+    return EXIT_CODE if by_signal else 0

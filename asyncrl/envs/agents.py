@@ -551,14 +551,16 @@ class SharedForm:
         """Whether each agent has action masks: in its observation, or in the infos of episodes begun for this.
 
         More than one is begun where an agent takes no part in the first. One that is never there is taken to have masks
-        if another has them.
+        if another has them. The first is seeded: what an episode leaves in the environment would be another in each
+        process, and so would the agents that take part.
         """
         masked = [isinstance(space, spaces.Dict) and MASK_KEY in space.spaces for space in observed]
         if any(masked) or any(mask_size(space) is None for space in acted):
             return masked
         found: dict[Any, bool] = {}
-        for _ in range(_MOST_EPISODES):
-            infos = _dicts(self._name, "reset", self._parallel.reset(), ("observations", "infos"))[1]
+        for episode in range(_MOST_EPISODES):
+            begun = self._parallel.reset() if episode else env_checks.first_reset(self._name, self._parallel)
+            infos = _dicts(self._name, "reset", begun, ("observations", "infos"))[1]
             found = {key: MASK_KEY in (infos.get(key) or {}) for key in self._parallel.agents} | found
             if all(key in found for key in self._keys):
                 break

@@ -331,13 +331,18 @@ def check_calls(name: str, env: Any, spec: EnvSpec) -> None:
         EnvironmentRaised: a call raised (ASYNC002).
     """
     batch = spec.axes
-    obs = check_reset(name, _call(name, "reset(seed=0)", lambda: env.reset(seed=_CHECK_SEED)))
+    obs = check_reset(name, first_reset(name, env))
     shape, dtype = (*batch, *spec.observation_shape), np.dtype(env.observation_space.dtype)
     obs = check_observation(name, "reset", obs, shape, dtype)
     seed_actions(env)
     action = random_action(env, spec, obs)
     step = check_step(name, _call(name, "step", lambda: env.step(action), action), batch)
     check_observation(name, "step", step[0], shape, dtype)
+
+
+def first_reset(name: str, env: Any) -> Any:
+    """Result of a reset with a fixed seed. Raises `OldGymAPI` and `EnvironmentRaised` as `check_calls` does."""
+    return _call(name, "reset(seed=0)", lambda: env.reset(seed=_CHECK_SEED))
 
 
 def seed_actions(env: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -16,6 +17,8 @@ import cloudpickle
 from asyncrl.errors import FactoryNotPicklable
 
 _MAX_DEPTH = 8
+_MOST_OF_ARGUMENT, _MOST_OF_ARGUMENTS = 40, 80
+"""Characters of one argument and of all, in the name of a `functools.partial`."""
 
 
 def pack_factory(factory: Callable[[], object]) -> bytes:
@@ -55,13 +58,33 @@ def _pack(thing: object, what: str) -> bytes:
 
 
 def factory_name(factory: object) -> str:
-    """Name of a factory in messages: its qualified name, with file and line for a lambda."""
-    inner = getattr(factory, "func", factory)  # functools.partial
-    name = str(getattr(inner, "__qualname__", type(inner).__qualname__))
-    code = getattr(inner, "__code__", None)
+    """Name of a factory in messages and files, the same in every process.
+
+    It is the qualified name, with file and line for a lambda and with the arguments of a `functools.partial`.
+    """
+    if isinstance(factory, partial):
+        given = [_argument(value) for value in factory.args]
+        given += [f"{name}={_argument(value)}" for name, value in factory.keywords.items()]
+        arguments = _cut(", ".join(given), _MOST_OF_ARGUMENTS)
+        return f"{factory_name(factory.func)}({arguments})" if given else factory_name(factory.func)
+    name = str(getattr(factory, "__qualname__", type(factory).__qualname__))
+    code = getattr(factory, "__code__", None)
     if "<lambda>" in name and code is not None:
         return f"{name} in {code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
     return name
+
+
+def _argument(value: object) -> str:
+    """Short text of an argument; an object's own text may hold its address or be long, so its type stands for it."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return _cut(repr(value), _MOST_OF_ARGUMENT)
+    if callable(value):
+        return factory_name(value)
+    return f"<{type(value).__qualname__}>"
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def _explain(thing: object, error: Exception, what: str) -> FactoryNotPicklable:
@@ -157,4 +180,4 @@ def _short_repr(thing: object) -> str:
         text = repr(thing)
     except Exception:
         text = object.__repr__(thing)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return _cut(text, 80)

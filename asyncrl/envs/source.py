@@ -335,8 +335,12 @@ class EnvSource:
 
     def _needs_package(self, error: Exception) -> UnknownEnvironment:
         extra = extra_for(f"{self.name} {error}") or extra_for(traceback.format_exc())
+        named = [
+            name.partition(".")[0] for e in (error, error.__cause__) if (name := getattr(e, "name", None))
+        ]
+        what = f"{named[0]}, which" if named else "a package that"
         return UnknownEnvironment(
-            f"The environment {self.name} needs a package that is not installed.",
+            f"The environment {self.name} needs {what} is not installed.",
             facts={"reason": str(error)},
             fix=f'pip install "asyncrl[{extra}]"' if extra else "install that package",
         )

@@ -6,6 +6,7 @@ FD is its end of the connection; `run_pool.py` lists the messages. It ends when 
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import queue
 import signal
@@ -14,6 +15,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from asyncrl.errors import AsyncRLWarning
@@ -42,11 +44,19 @@ class Worker:
         while (job := self._jobs.get()) is not None:
             self._train(*job)
 
-    def stop(self, reason: str = "interrupted") -> None:
-        """End the run in progress in the normal order."""
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: end the run in progress in the normal order, and without one the process, as by default."""
+        if not self._stop():
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def _stop(self, reason: str = "interrupted") -> bool:
+        """End the run in progress in the normal order; returns whether there is one."""
         with self._lock:
-            if self._current is not None:
-                self._current[1].stop(reason)
+            if self._current is None:
+                return False
+            self._current[1].stop(reason)
+            return True
 
     def _receive(self) -> None:
         while (message := self._channel.receive()) is not None:
@@ -61,7 +71,7 @@ class Worker:
         self._jobs.put(None)
         with self._lock:
             self._hung_up = True  # a run that has not begun yet hears of it, too
-            self.stop()
+            self._stop()
 
     def _train(self, key: int, path: list[str], packed: bytes) -> None:
         """Train one run and report its end."""
@@ -83,12 +93,12 @@ class Worker:
             error = error_of(trainer)
         except BaseException as raised:
             error = raised
-        with self._lock:
-            self._current = None
         result = None if trainer is None else trainer.result
         if trainer is not None:
             trainer.close()
         self._channel.send(Ended(key, result, sendable(error)))
+        with self._lock:
+            self._current = None  # only now: a signal would end the process before the result is sent
 
 
 def send_snapshots(
@@ -133,7 +143,7 @@ def main(descriptor: int) -> None:
     worker = Worker(channel)
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as after `nohup`
-            signal.signal(number, lambda *_: worker.stop())
+            signal.signal(number, worker.interrupt)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the pool has held signals until now: a mask passes exec
     _send_warnings(channel)
     worker.work()

@@ -6,8 +6,9 @@ this process ── worker (`pool_worker.py`) ── run, then the next run
     this process -> worker    ("run", key, sys.path, pickled Job), ("stop", key, reason)
     worker -> this process    an `Event`
 
-A worker is kept for the next run, which saves the import of torch, and replaced if its run failed. A worker whose
-connection ends stops its run with a checkpoint, and a run whose worker dies has ended with an error; the others go on.
+A worker is kept for the next run, which saves the import of torch, and replaced if its run failed or it has died. A
+worker whose connection ends stops its run with a checkpoint, and a run whose worker dies has ended with an error; the
+others go on. A signal to a worker stops its run with a checkpoint, and ends a worker that trains none.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING
 from asyncrl.actors.exit_errors import how_it_ended
 from asyncrl.config import TrainerConfig, usable_cores
 from asyncrl.envs.factory_pickle import pack_policy
-from asyncrl.errors import ResourceError
+from asyncrl.errors import AsyncRLError, ResourceError, StoppedWhileStarting
 from asyncrl.run.job import Job
 from asyncrl.trainer.channel import Channel
 
@@ -120,8 +121,12 @@ class RunPool:
     def begin(self, key: int, job: Job) -> None:
         """Begin a run under a key that no other run in progress has."""
         with self._lock:
+            dead = [worker for worker in self._idle if worker.closed]
+            self._idle = [worker for worker in self._idle if not worker.closed]
             worker = self._idle.pop() if self._idle else _Worker(self._events)
             self._busy[key] = worker
+        for ended in dead:
+            ended.end(CLOSE_SECONDS)
         worker.begin(key, job)
         if self.stop_reason is not None:
             worker.stop(key, self.stop_reason)
@@ -199,6 +204,7 @@ class _Worker:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._channel, self._events = Channel(ours), events
         self._key: int | None = None
+        self._trains = False
         self._lock = threading.Lock()
         self.closed = False
         self._receiver = threading.Thread(target=self._receive, name="asyncrl-run-pool", daemon=True)
@@ -206,9 +212,9 @@ class _Worker:
 
     def begin(self, key: int, job: Job) -> None:
         packed = pack_policy(job)
-        self._key = key
+        self._key, self._trains = key, False
         self._channel.send("run", key, sys.path, packed)
-        if self.closed:  # it has died while it was idle
+        if self.closed:  # it has just died
             self._report_loss(self._error_of_exit())
 
     def stop(self, key: int, reason: str) -> None:
@@ -237,6 +243,7 @@ class _Worker:
         try:
             while (message := self._channel.receive()) is not None:
                 (event,) = message
+                self._trains = self._trains or isinstance(event, Started | Progressed)
                 if isinstance(event, Ended):
                     self._key = None
                 self._events.put(event)
@@ -255,9 +262,15 @@ class _Worker:
         if key is not None:
             self._events.put(Ended(key, None, error))
 
-    def _error_of_exit(self) -> ResourceError:
+    def _error_of_exit(self) -> AsyncRLError:
+        status = self._process.wait()
+        if not self._trains and -status in SIGNALS:
+            name = signal.Signals(-status).name
+            return StoppedWhileStarting(
+                f"The run was stopped by {name} while it started; it leaves no policy."
+            )
         return ResourceError(
-            f"The process of a run {how_it_ended(self._process.wait())}.",
+            f"The process of a run {how_it_ended(status)}.",
             facts={"pid": self._process.pid},
             fix="look at its output above; `dmesg` tells of a process that the kernel has killed",
         )

@@ -88,6 +88,11 @@ class Searched:
     def _chosen(self) -> list[str]:
         counts = ", ".join(f"{count} {state}" for state, count in self.record()["trials"].items() if count)
         lines = [f"trials        {len(self.trials)}: {counts}"]
+        values = [
+            trial.value for trial in self.trials if trial.state == "complete" and trial.value is not None
+        ]
+        if len(values) > 1 and len(set(values)) == 1:
+            lines.append(f"value         {values[0]:.4g} in all complete trials: it tells no options apart")
         if not self.trial:
             return [*lines, "best          none is better than the default: trial 0 was chosen"]
         options = ", ".join(f"{name}={shown(value)}" for name, value in self.options.items())

@@ -239,6 +239,27 @@ def test_ctrl_c_after_a_worker_was_killed_is_an_interruption_though_no_run_has_a
     assert "The process of a run was killed by SIGKILL." in err
 
 
+@pytest.mark.parametrize("before_it_began", [False, True])
+def test_a_signal_to_the_process_of_a_run_is_in_the_exit_code(
+    before_it_began: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ended(seed: int, reason: str) -> Ended:
+        summary = {"state": reason, "env_steps": 1, "train_seconds": 1.0}
+        result: Any = SimpleNamespace(
+            summary=summary, evaluation=None, best=None, stop_reason=reason, unsaved="", run_dir=None
+        )
+        return Ended(seed, result, None)
+
+    def train_all(pool: RunPool, jobs: dict[int, Job], at_once: int) -> Iterator[Ended]:
+        yield ended(0, "total_steps")
+        lost = Ended(1, None, StoppedWhileStarting("The run was stopped by SIGTERM while it started."))
+        yield lost if before_it_began else ended(1, "interrupted")
+
+    monkeypatch.setattr("asyncrl.cli.seeds.train_all", train_all)
+    assert run(options("--seeds", "2", "--run-dir", "none"), ForkServer()) == 130
+    assert capsys.readouterr().err == ""
+
+
 def left_by_a_run(folder: Path) -> Path:
     """Make the folder of a run that has made no step."""
     (folder / "checkpoints").mkdir(parents=True)

@@ -183,6 +183,25 @@ def test_masks_of_agents_that_take_no_part_in_the_first_episodes(policies: Any) 
         policy.predict({"red": np.zeros(4, np.float32)})
 
 
+class Leftovers(Parallel):
+    """Draws from the system until a reset has a seed, and begins an episode where the one before has ended, as LBF."""
+
+    place = 0.0
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        if seed is None and self.episode < 0:
+            self.rng = np.random.default_rng()
+        begun = super().reset(seed)
+        self.place = 0.5 * self.place + float(self.rng.random())
+        return {agent: np.full(4, self.place, np.float32) for agent in begun[0]}, begun[1]
+
+
+@pytest.mark.parametrize("policies", [{}, {"warm": "red", "cool": "green|blue"}])
+def test_episodes_begun_to_find_masks_leave_the_same_in_every_process(policies: Any) -> None:
+    one, other = (built(Leftovers, policies=policies).reset(seed=3)[0] for _ in range(2))
+    assert np.array_equal(one, other)
+
+
 def test_the_number_of_episodes_begun_to_find_masks_is_limited() -> None:
     class RedNeverComes(RedComesLater):
         def reset(self, seed: int | None = None, options: Any = None) -> Any:

@@ -17,6 +17,7 @@ import fakes
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.error import DependencyNotInstalled
 from gymnasium.spaces import (
     Box,
     Dict,
@@ -177,6 +178,8 @@ def test_factories_of_every_kind() -> None:
         and "test_envs.py" in EnvSource.from_user(lambda: 0).name
     )
     assert EnvSource.from_user(functools.partial(Local)).name.endswith("Local")
+    name = EnvSource.from_user(functools.partial(gymnasium.make, "x" * 99, size=5, guard=[1], rule=len)).name
+    assert name == f"make('{'x' * 36}..., size=5, guard=<list>, rule=len)"
     source = EnvSource.from_user(nested)
     assert EnvSource.from_user(source) is source
 
@@ -392,6 +395,19 @@ def test_asyncrl_004_module_that_actors_cannot_import(module: str) -> None:
         describe(source)
 
 
+def test_asyncrl_006_a_missing_package_is_named_beside_the_environment() -> None:
+    def make(env_id: str, cause: str | None) -> Any:
+        try:
+            raise ModuleNotFoundError(f"No module named {cause!r}", name=cause)
+        except ModuleNotFoundError as error:
+            raise DependencyNotInstalled("run pip install") from error if cause else None
+
+    for cause, needs in (("mujoco.glfw", "mujoco, which"), (None, "a package that")):
+        with pytest.raises(UnknownEnvironment) as e:
+            described(functools.partial(make, "Hopper-v5", cause))
+        assert f"make('Hopper-v5', {cause!r}) needs {needs} is not installed" in str(e.value)
+
+
 def test_asyncrl_006_near_misses() -> None:
     with pytest.raises(
         UnknownEnvironment, match=r"(?s)ASYNC006\] There is no environment CartPol-v1.*near misses: CartPole"
@@ -540,7 +556,9 @@ class Exits(fakes.SimpleEnv):
 
 
 def test_an_environment_that_exits_is_named() -> None:
-    with pytest.raises(EnvironmentNotBuilt, match=r"ASYNC004\].* of Exits failed: SystemExit: 2"):
+    with pytest.raises(
+        EnvironmentNotBuilt, match=r"ASYNC004\].* of Exits\('constructor'\) failed: SystemExit: 2"
+    ):
         described(functools.partial(Exits, "constructor"))
     for call in ("reset", "step"):
         with pytest.raises(EnvironmentRaised, match=rf"ASYNC002\].*raised SystemExit in {call}.*: 2"):

@@ -50,6 +50,13 @@ def lockstep() -> Any:
     return small("dqn", discipline="lockstep", learning_starts=100)
 
 
+def end_of(pool: RunPool) -> Ended:
+    """Wait for the end of the pool's next run."""
+    while not isinstance(event := pool.wait(PATIENCE_SECONDS), Ended):
+        assert event is not None
+    return event
+
+
 class Fails(gymnasium.Wrapper[Any, Any, Any, Any]):
     """CartPole that fails in its third episode."""
 
@@ -101,15 +108,16 @@ def test_a_worker_that_dies_or_fails_ends_its_run_alone_and_is_replaced_also_whi
             if isinstance(event, Ended):
                 ends[event.key] = event
         (worker,) = pool._idle
-        os.kill(worker._process.pid, signal.SIGKILL)
+        os.kill(worker._process.pid, signal.SIGTERM)
         wait_until(lambda: worker.closed, "its connection is closed")
         pool.begin(4, made[2])
-        noticed = pool.wait(PATIENCE_SECONDS)
+        after_idle = end_of(pool)
     assert isinstance(ends[0].error, ResourceError) and "was killed by SIGKILL" in str(ends[0].error)
     assert isinstance(ends[1].error, EnvironmentRaised) and "third episode" in str(ends[1].error)
     assert ends[2].result is not None and ends[2].error is ends[3].error is None
     assert len(set(workers.values())) == 3 and workers[2] == workers[3], "one that failed is not used again"
-    assert isinstance(noticed, Ended) and isinstance(noticed.error, ResourceError)
+    assert worker._process.returncode == -signal.SIGTERM
+    assert after_idle.error is None and after_idle.result is not None
 
 
 class Unreadable:
@@ -171,9 +179,18 @@ def test_a_signal_to_a_worker_that_still_imports_waits_for_its_handlers(number: 
         )
         os.kill(pool._busy[0]._process.pid, number)
         pool.stop("interrupted")
-        while not isinstance(ended := pool.wait(PATIENCE_SECONDS), Ended):
-            assert ended is not None
+        ended = end_of(pool)
     assert ended.error is None or isinstance(ended.error, StoppedWhileStarting), ended.error
+
+
+def test_a_signal_to_a_worker_alone_ends_it_before_its_run_begins() -> None:
+    with RunPool() as pool:
+        pool.begin(0, jobs(Trainer("CartPole-v1", lockstep(), **QUICK), {0: None})[0])
+        process = pool._busy[0]._process
+        os.kill(process.pid, signal.SIGTERM)
+        ended = end_of(pool)
+    assert isinstance(ended.error, StoppedWhileStarting) and "stopped by SIGTERM" in str(ended.error)
+    assert process.returncode == -signal.SIGTERM
 
 
 def test_a_worker_whose_pool_has_died_before_the_run_begins_does_not_train_it(tmp_path: Path) -> None:

@@ -194,9 +194,21 @@ def test_trial_0_has_the_options_to_beat_and_the_first_trials_are_drawn_evenly(t
     assert (found.trial, found.held_out, dict(found.options)) == (0, None, {})
     assert found.algorithm == job().algorithm
     assert "none is better than the default" in repr(found)
+    assert "no options apart" not in repr(found), "there is one value, of one trial"
     more = searched(tmp_path / "more", trials=RANDOM_TRIALS)
+    assert "no options apart" not in repr(more)
     gammas = [t.options["gamma"] for t in more.trials[1:]]
     assert len(set(gammas)) == RANDOM_TRIALS - 1 and max(gammas) - min(gammas) > 0.2
+
+
+def test_a_value_that_is_the_same_in_all_trials_is_told(whole: Whole) -> None:
+    """As in a game against itself, whose returns sum to 0."""
+    trials = tuple(
+        dataclasses.replace(trial, value=0.0 if trial.state == "complete" else trial.value)
+        for trial in whole.found.trials
+    )
+    told = repr(dataclasses.replace(whole.found, trials=trials)).splitlines()
+    assert told[1] == "value         0 in all complete trials: it tells no options apart"
 
 
 def test_the_order_in_which_runs_end_changes_nothing(whole: Whole, tmp_path: Path) -> None:
