@@ -248,24 +248,31 @@ class RewardScale(Stateful):
     values become about sqrt(T) times as large as by the returns to come; these were tried and learn less in DoorKey and
     no more elsewhere (docs/defaults-study.md).
 
+    Once a reward was negative the divisor is at least the mean size of the rewards that are not 0. So a rare penalty
+    keeps its size, where a rare reward is enlarged: penalties that were enlarged, too, held PPO in
+    MiniGrid-Dynamic-Obstacles where it stood (docs/defaults-study.md).
+
     Args:
         gamma: discount per step.
 
     Attributes:
         moments: moments of the returns.
+        sizes: moments of a reward's size, of whether it is not 0, and of whether it is negative.
     """
 
-    STATE = ("moments", "_returns")
+    STATE = ("moments", "sizes", "_returns")
 
     def __init__(self, gamma: float) -> None:
         self._gamma = gamma
-        self.moments = RunningMoments(1)
+        self.moments, self.sizes = RunningMoments(1), RunningMoments(3)
         self._returns: dict[int, NDArray[np.float64]] = {}
 
     @property
     def divisor(self) -> float:
         """Present divisor of the rewards."""
-        return float(np.sqrt(self.moments.variance[0] + 1e-8))
+        deviation = float(np.sqrt(self.moments.variance[0] + 1e-8))
+        size, present, negative = self.sizes.mean
+        return max(deviation, float(size / present)) if negative > 0 else deviation
 
     def begin_with(self, divisor: float, count: int) -> None:
         """Continue from a `divisor` as that of `count` returns."""
@@ -299,6 +306,8 @@ class RewardScale(Stateful):
             returns[:, t] = total
             total = total * goes_on[:, t]
         self.moments.add(returns[counts][:, None])
+        given = reward[counts]
+        self.sizes.add(np.stack([np.abs(given), given != 0, given < 0], axis=1))
         self._returns.update(zip((s.ring for s in segments), np.split(total, len(segments)), strict=True))
 
     def scaled(self, reward: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -73,7 +73,7 @@ class OnPolicyUpdate(Stateful):
         self._rewards = RewardScale(config.discount)
         self._reward_factor, self._rewarded = RewardFactor(), False
         if config.normalize_rewards:
-            self.vector.shared += (self._rewards.moments,)
+            self.vector.shared += (self._rewards.moments, self._rewards.sizes)
         self._rollout: Rollout | None = None
         self._batches: dict[int, RowBatch] = {}
         self._graphs = Graphs(self.nets.device)
