@@ -70,6 +70,38 @@ def test_rewards_are_divided_by_the_deviation_of_the_return() -> None:
     np.testing.assert_allclose(scaled[0, :2], reward[0, :2] / scale.divisor, rtol=1e-6)
 
 
+def rare(*rewards: float, every: int = 10) -> Segment:
+    """Segment of one stream whose episodes of `every` steps have one reward each, at their ends."""
+    algorithm, spec = record("ppo"), SPECS["discrete"]
+    weights = weights_of(algorithm.make_updater(spec, "cpu", 0))
+    segment = acted(algorithm, spec, weights, seed=0)
+    length = every * len(rewards)
+    segment.reward = np.zeros((1, length), np.float32)
+    segment.reward[0, every - 1 :: every] = rewards
+    segment.flags = np.zeros((1, length), np.uint8)
+    segment.flags[0, every - 1 :: every] = TERMINATED
+    return segment
+
+
+@pytest.mark.parametrize(
+    ("rewards", "divisor"),
+    [
+        ((1.0, 1.0), 0.3),  # a deviation of sqrt(0.1 x 0.9): a rare reward is enlarged
+        ((-1.0, -1.0), 1.0),  # a rare penalty is not
+        ((-0.02, -0.02), 0.02),  # in any unit
+        ((1.0, -0.5), 0.75),  # nor is a reward beside a penalty: what is better would be another policy
+        ((-1.0, 0.0), 1.0),
+    ],
+)
+def test_a_rare_penalty_keeps_its_size(rewards: tuple[float, ...], divisor: float) -> None:
+    scale = RewardScale(0.9)
+    scale.observe([rare(*rewards)])
+    assert scale.divisor == pytest.approx(divisor, rel=1e-6)
+    again = RewardScale(0.9)
+    again.load_state_dict(pickle.loads(pickle.dumps(scale.state_dict())))
+    assert again.divisor == scale.divisor
+
+
 def test_segments_of_one_ring_follow_one_another() -> None:
     rounds = segments_of(3)
     apart, together = RewardScale(0.9), RewardScale(0.9)
