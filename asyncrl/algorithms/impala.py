@@ -140,8 +140,8 @@ class IMPALA(OnPolicy):
     actions, unless observations are bytes, and for bytes from 0 to 255 that are no image or grid."""
 
     normalize_rewards: bool | None = None  # type: ignore[assignment]
-    """Divide rewards by the running standard deviation of the discounted return, and clip them to +-10; none: for
-    real-valued actions."""
+    """Divide rewards by the running standard deviation of the discounted return, and clip them to +-10; a rare penalty
+    is not enlarged; none: for real-valued actions."""
 
     segment_length: Count | None = None
     """Steps of each environment in a segment; none: 20 (real-valued actions 16)."""

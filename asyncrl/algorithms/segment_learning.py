@@ -64,8 +64,9 @@ class SegmentLearning(Hyperparameters):
     bytes from 0 to 255 that are no image or grid."""
 
     normalize_rewards: bool = False
-    """Divide rewards by the running standard deviation of the discounted return, and clip them to +-10. If off,
-    rewards whose first mean size is below 0.01 or at least 10 are scaled by the power of ten that brings it near 1."""
+    """Divide rewards by the running standard deviation of the discounted return, and clip them to +-10; a rare penalty
+    is not enlarged. If off, rewards whose first mean size is below 0.01 or at least 10 are scaled by the power of ten
+    that brings it near 1."""
 
     hidden_sizes: Widths = (64, 64)
     """Widths of the policy's hidden layers, if it is a perceptron; a convolutional network has its own."""
