@@ -125,7 +125,9 @@ def test_self_play_is_refused_where_it_cannot_be() -> None:
     ):
         Trainer("CartPole-v1", PPO(), self_play="newest", num_actors=1, http="off").learn(100)
     alone = partial(Parallel, names=("red",))
-    with pytest.raises(ConfigurationError, match="self_play must be none for Parallel.*, which has one agent"):
+    with pytest.raises(
+        ConfigurationError, match=r"self_play must be none for Parallel.*, which has one agent"
+    ):
         Trainer(alone, PPO(), self_play="newest", num_actors=1, http="off").learn(100)
     served = DQN(inference="server")
     with pytest.raises(ConfigurationError, match="inference must be actor with self_play"):
