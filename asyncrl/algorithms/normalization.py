@@ -248,9 +248,9 @@ class RewardScale(Stateful):
     values become about sqrt(T) times as large as by the returns to come; these were tried and learn less in DoorKey and
     no more elsewhere (docs/defaults-study.md).
 
-    Once a reward was negative the divisor is at least the mean size of the rewards that are not 0. So a rare penalty
-    keeps its size, where a rare reward is enlarged: penalties that were enlarged, too, held PPO in
-    MiniGrid-Dynamic-Obstacles where it stood (docs/defaults-study.md).
+    Once a reward was negative the divisor is at least the mean size of the rewards that are not 0. So rare rewards are
+    enlarged, and rare penalties are not: with enlarged penalties PPO more often learned to stand still in
+    MiniGrid-Dynamic-Obstacles (docs/defaults-study.md).
 
     Args:
         gamma: discount per step.

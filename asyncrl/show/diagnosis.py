@@ -414,20 +414,18 @@ def diagnose(evidence: Evidence) -> list[Finding]:
     return found
 
 
+RETURNS = (
+    *("first", "best", "final", "early_best", "late_best"),
+    *("training", "training_first", "training_best"),
+)
+"""Figures of the evidence that are returns."""
+
+
 def _finding(rule: Rule, evidence: Evidence) -> Finding:
-    returns = (
-        "first",
-        "best",
-        "final",
-        "early_best",
-        "late_best",
-        "training_first",
-        "training_best",
-        "training",
-    )
+    known = {name: value for name in RETURNS if (value := getattr(evidence, name)) is not None}
     figures = _Figures(
         vars(evidence)
-        | {name: of_return(getattr(evidence, name)) for name in returns}
+        | {name: of_return(value) for name, value in known.items()}
         | {
             "error_line": evidence.error.partition("\n")[0] or evidence.state,
             "options": _Figures(evidence.options),

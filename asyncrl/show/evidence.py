@@ -185,9 +185,8 @@ def _training_returns(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     values = _values(reports, name)
     if not values:
         return {}
-    head = (
-        _values([entry for entry in reports if entry[STEPS] <= HEAD * reports[-1][STEPS]], name) or values[:1]
-    )
+    early = [entry for entry in reports if entry[STEPS] <= HEAD * reports[-1][STEPS]]
+    head = _values(early, name) or values[:1]
     return {"training_first": sum(head) / len(head), "training_best": max(values)}
 
 
