@@ -311,6 +311,11 @@ class EnvSpec:
     state_values: int = 0
 
     @property
+    def time_limit(self) -> int | None:
+        """Time limit of an episode in steps as far as it is known: by the registration, or by an attribute."""
+        return self.max_episode_steps or self.own_limit
+
+    @property
     def num_agents(self) -> int:
         """N, streams of one environment."""
         return max(1, len(self.agents))

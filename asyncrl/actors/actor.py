@@ -19,6 +19,7 @@ from asyncrl.interfaces import RESET
 from asyncrl.protocols import Policy
 from asyncrl.shm.env_kwargs import EnvKwargsReader
 from asyncrl.shm.ring import CURRENT_ENV, STEPS, RingWriter
+from asyncrl.shm.ring_layout import NOT_COUNTED
 from asyncrl.shm.weights import WeightMailbox
 
 
@@ -46,6 +47,18 @@ _SQUARE_FITS_FLOAT32 = 1e76
 def _all_finite(values: NDArray[Any]) -> bool:
     """Whether all values are finite. A finite sum proves it in half the time; a sum that overflows proves nothing."""
     return math.isfinite(np.add.reduce(values, axis=None)) or bool(np.isfinite(values).all())
+
+
+def staggered_steps(limit: int, index: int, num_actors: int, num_envs: int) -> list[int]:
+    """Steps after which the first episodes of an actor's E environments are truncated.
+
+    With a time limit T and G environments of all actors, environment g gets T (g + 1) / G steps, at least 1, so that
+    the G episodes that follow are spread evenly over a whole episode (Bharthulwar et al. 2025, Staggered environment
+    resets improve massively parallel on-policy reinforcement learning, arXiv 2511.21011). Those of an actor are spread
+    too: its environment e is g = e `num_actors` + `index`.
+    """
+    places = (e * num_actors + index for e in range(num_envs))
+    return [max(1, limit * (g + 1) // (num_envs * num_actors)) for g in places]
 
 
 class ActorIdentity(TypedDict):
@@ -222,6 +235,9 @@ class Actor:
         writer = self.writer
         self._stamp(slot)
         self._row += 1
+        if self.streams.cut:
+            self._returns[self.streams.cut] = NOT_COUNTED
+            self.streams.cut.clear()
         if self.streams.successes is not None and len(events):
             writer.log_successes(self.streams.successes_of(events))
         taken = self.streams.count_row(

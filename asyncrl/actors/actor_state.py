@@ -104,7 +104,7 @@ def _restore_streams(streams: Streams, state: dict[str, Any], newest: Any) -> No
     streams.close()
     set_attributes(streams, state)
     if isinstance(streams, PlainStreams):
-        streams._steps = [env.step for env in streams.envs]
+        streams.find_steps()
         streams.newest = newest
     elif isinstance(streams, AgentStreams):
         streams.live[:] = [env.live for env in streams.envs]

@@ -25,6 +25,8 @@ class PoolPlan:
         num_actors: number of actors; 0 for a run on a dataset.
         seed: seed of the run, from which those of actors, lives and environments are derived.
         requests: layout of every request block if an inference server runs the network, else None.
+        staggered: time limit of an episode over which the first episodes are spread (`staggered_steps`); 0 if they
+            are not.
         self_play: opponents of agents, None if all agents act with the newest weights.
         among: index of the first actor among the actors of all groups, and their number; None for (0, `num_actors`).
             Exploration differs along these indices.
@@ -38,6 +40,7 @@ class PoolPlan:
     requests: RequestLayout | None = None
     among: tuple[int, int] | None = None
     self_play: SelfPlay | None = None
+    staggered: int = 0
 
     def __post_init__(self) -> None:
         if self.num_actors < 0:

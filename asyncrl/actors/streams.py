@@ -21,7 +21,7 @@ gymnasium is not imported: the environments are built by `EnvSource`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,7 @@ class Streams:
             the next call. It is the caller's array, or the environment's own, which is denser.
         successes: `[E]`, whether each stream's last episode succeeded (`checks.SUCCEEDED`), of several agents that of
             the environment in its first stream; None until one says so.
+        cut: streams whose first episode `stagger` has truncated in this row; the caller clears it.
     """
 
     STATE: tuple[str, ...] = ()
@@ -83,6 +84,8 @@ class Streams:
         self._action_form = ActionForm(action_space)
         self.newest: NDArray[Any] = np.empty((0, *spec.observation_shape))
         self.successes: NDArray[np.int8] | None = None
+        self.cut: list[int] = []
+        self._steps_to_cut: dict[int, int] = {}
         self.show_current_in(np.empty(1, np.int64))
 
     @property
@@ -112,6 +115,17 @@ class Streams:
             self.successes = np.zeros(self.num_envs, np.int8)
         if self.successes is not None:
             self.successes[stream] = success
+
+    def stagger(self, steps: Sequence[int]) -> None:
+        """Truncate the first episode of each environment after so many steps; called before `reset`.
+
+        Args:
+            steps: one number per environment, at least 1.
+
+        A vector environment resets single environments on request only in DISABLED mode; in NEXT_STEP mode this does
+        nothing.
+        """
+        self._steps_to_cut = dict(enumerate(steps))
 
     @property
     def resetting(self) -> bool:
@@ -278,15 +292,19 @@ class PlainStreams(Streams):
         source: see `Streams`.
     """
 
-    STATE = ("envs", "_ended", "_made_for")
+    STATE = ("envs", "_ended", "_made_for", "_steps_to_cut")
 
     def __init__(self, envs: Sequence[Any], spec: EnvSpec, source: EnvSource | None = None) -> None:
         first, shape = envs[0], spec.observation_shape
         super().__init__(len(envs), spec, source, shape, first.observation_space, first.action_space)
         self.envs = list(envs)
         self._made_for = [0] * self.num_envs
-        self._steps = [env.step for env in self.envs]
         self._ended = [False] * self.num_envs
+        self.find_steps()
+
+    def find_steps(self) -> None:
+        """Look up the method `step` of every environment, which is called in every row; call it if one is replaced."""
+        self._steps = [self._step_of(i) for i in range(self.num_envs)]
 
     @property
     def resetting(self) -> bool:
@@ -299,7 +317,7 @@ class PlainStreams(Streams):
             self._current[0] = i
             self._renewed(i, i)
             returned = self.envs[i].reset(seed=int(seed))
-            self._steps[i] = self.envs[i].step
+            self._steps[i] = self._step_of(i)
             obs[i] = self._checked(env_checks.check_reset(self._name, returned), "reset")
             self._ended[i] = False
         self._current[0] = -1
@@ -318,6 +336,7 @@ class PlainStreams(Streams):
             if ended[i]:
                 arguments = self._renewed(i, i)
                 obs = env_checks.check_reset(self._name, self.envs[i].reset(**arguments))
+                self._steps_to_cut.pop(i, None)
                 steps[i] = self.envs[i].step
                 reward: Any = 0.0
                 ended[i] = False
@@ -345,6 +364,22 @@ class PlainStreams(Streams):
         for env in self.envs:
             env_checks.close_env(env)
 
+    def _step_of(self, i: int) -> Callable[[Any], Any]:
+        """Method `step` of an environment, which truncates the first episode where `stagger` says so."""
+        step: Callable[[Any], Any] = self.envs[i].step
+        if i not in self._steps_to_cut:
+            return step
+
+        def step_of_first_episode(action: Any) -> Any:
+            returned = step(action)
+            self._steps_to_cut[i] -= 1
+            if self._steps_to_cut[i] or not _goes_on(returned):
+                return returned
+            self.cut.append(i)
+            return *returned[:3], True, returned[4]
+
+        return step_of_first_episode
+
     def _end(self, i: int, step: tuple[Any, ...]) -> int:
         """Flags of a step of stream i; if there are any, its episode has ended. Raises `OldGymAPI`."""
         _, _, terminated, truncated, info = step
@@ -371,6 +406,11 @@ class PlainStreams(Streams):
             raise
 
 
+def _goes_on(returned: Any) -> bool:
+    """Whether a step was one of gymnasium's, after which the episode goes on."""
+    return type(returned) is tuple and len(returned) == 5 and not returned[2] and not returned[3]
+
+
 class VectorStreams(Streams):
     """Streams of one native vector environment.
 
@@ -384,7 +424,7 @@ class VectorStreams(Streams):
         source: see `Streams`.
     """
 
-    STATE = ("env", "_ended", "_made_for")
+    STATE = ("env", "_ended", "_made_for", "_steps_to_cut")
 
     def __init__(self, env: Any, spec: EnvSpec, source: EnvSource | None = None) -> None:
         count = int(env.num_envs)
@@ -419,10 +459,33 @@ class VectorStreams(Streams):
             next_obs[resets] = self._checked(self._reset_some(resets), "reset")[resets]
             self.newest = next_obs
         terminated, truncated = (np.ascontiguousarray(ended, np.bool_) for ended in step[2:4])
+        if self._steps_to_cut:
+            truncated = self._cut_first_episodes(terminated, truncated)
         events = self._events[: find_events(terminated, truncated, resets, rewards, self._events)]
         for stream in events[events[:, 1] != RESET, 0].tolist():
             self._note_success(stream, env_checks.success_of(step[4], stream))
         return events
+
+    def stagger(self, steps: Sequence[int]) -> None:
+        """See `Streams.stagger`."""
+        if self._disabled:
+            super().stagger(steps)
+
+    def _cut_first_episodes(
+        self, terminated: NDArray[np.bool_], truncated: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Return `truncated` with the streams whose first episode is cut in this row; count the steps of the others."""
+        ended = terminated | truncated
+        for i, left in list(self._steps_to_cut.items()):
+            self._steps_to_cut[i] = left - 1
+            if ended[i] or left == 1:
+                del self._steps_to_cut[i]
+                if not ended[i]:
+                    self.cut.append(i)
+        if self.cut:
+            truncated = truncated.copy()
+            truncated[self.cut] = True
+        return truncated
 
     def close(self) -> None:
         """See `Streams.close`."""
@@ -457,7 +520,7 @@ class AgentStreams(Streams):
         live: `[environments, N]`, agents that act in the next row. An environment without any is reset by it.
     """
 
-    STATE = ("envs", "_made_for")
+    STATE = ("envs", "_made_for", "_steps_to_cut")
 
     def __init__(self, envs: Sequence[Any], spec: EnvSpec, source: EnvSource | None = None) -> None:
         first, count = envs[0], spec.num_agents
@@ -514,6 +577,8 @@ class AgentStreams(Streams):
             self._current[0] = at
             if not env.over:
                 next_obs[streams], rewards[streams] = env.step(taken[start : start + count])[:2]
+                if self._steps_to_cut:
+                    self._cut_first_episode(e)
                 if not env.flagged:
                     continue
                 flags[start : start + count] = env.flags
@@ -521,6 +586,7 @@ class AgentStreams(Streams):
                     self._note_success(at, env_checks.share_of_agents(env.successes))
             else:
                 arguments = self._renewed(e, at)
+                self._steps_to_cut.pop(e, None)
                 next_obs[streams], rewards[streams] = self.envs[e].reset(**arguments)[0], 0.0
                 flags[start : start + count] = RESET
             self.live[e], ended = self.envs[e].live, True
@@ -530,6 +596,17 @@ class AgentStreams(Streams):
             return _NO_EVENTS
         flagged = np.flatnonzero(flags)
         return np.stack((flagged + first, flags[flagged]), axis=1) if flagged.size else _NO_EVENTS
+
+    def _cut_first_episode(self, e: int) -> None:
+        """Count a step of environment e, and truncate its first episode where `stagger` says so."""
+        left = self._steps_to_cut.get(e, 0)
+        if left > 1:
+            self._steps_to_cut[e] = left - 1
+        elif left == 1:
+            del self._steps_to_cut[e]
+            if not self.envs[e].over:
+                self.envs[e].truncate()
+                self.cut.extend(range(e * self.num_agents, (e + 1) * self.num_agents))
 
     def successes_of(self, events: Events) -> NDArray[np.int8]:
         """See `Streams.successes_of`; an episode ends with its last agent."""

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from asyncrl.actors.actor import Actor, ActorIdentity
+from asyncrl.actors.actor import Actor, ActorIdentity, staggered_steps
 from asyncrl.actors.actor_state import restore_actor, state_frame
 from asyncrl.actors.episodes import EpisodePlayer
 from asyncrl.actors.frames import receive_frame, send_frame
@@ -150,6 +150,9 @@ def _make_actor(plan: ActorPlan, writer: RingWriter, fds: dict[str, int]) -> Act
     pool, layout = plan.pool, plan.pool.layout
     policy: Policy = pickle.loads(pool.policy)
     streams = make_streams(pool.source, layout.spec, layout.num_envs)
+    if pool.staggered:
+        cuts = staggered_steps(pool.staggered, plan.index, pool.num_actors, layout.environments)
+        streams.stagger(cuts)
     identity: ActorIdentity = {
         "env_kwargs": EnvKwargsReader(fds["env_kwargs"]),
         "index": plan.index,

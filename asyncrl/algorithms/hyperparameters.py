@@ -80,7 +80,7 @@ class Hyperparameters(metaclass=Answering):
 
     def gamma_for(self, spec: EnvSpec) -> float:
         """`gamma`, or the one chosen by the time limit; see `GAMMA`."""
-        limit = spec.max_episode_steps or spec.own_limit
+        limit = spec.time_limit
         if self.gamma is not None or limit is None or limit >= SHORT_LIMIT:
             return self.discount
         return max(LEAST_GAMMA, round(1.0 - 2.0 / limit, 4))

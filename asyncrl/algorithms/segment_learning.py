@@ -81,6 +81,10 @@ class SegmentLearning(Hyperparameters):
     segments_per_batch: Count | None = None
     """Segments of one batch; none takes as many as there are actors."""
 
+    staggered_resets: bool | None = None
+    """Truncate the first episodes at different steps, so that a batch shows all parts of an episode; none: where a
+    known time limit is longer than a segment."""
+
     discipline: Literal["relaxed", "lockstep", "synchronous"] = "relaxed"
     """relaxed: segments in order of arrival; lockstep: one per actor, one version behind; synchronous: actors wait."""
 
@@ -146,17 +150,32 @@ class SegmentLearning(Hyperparameters):
         Segments are so long that a batch has `BATCH_STEPS` or `BOX_BATCH_STEPS` steps, whatever the number of actors
         and environments is, and at least `SHORTEST` rows, below which advantages would consist of little but the value
         network's error. Bytes are normalised: as inputs they saturate the first layer. `gamma` follows from the time
-        limit.
+        limit, and first episodes are staggered where it is longer than a segment: episodes that all end by it stay in
+        step, and a batch then shows one part of them.
+
+        Raises:
+            ValueError: `staggered_resets` is true, and no time limit is known.
         """
         streams = self.streams_of_batch(config, spec)
         steps = BOX_BATCH_STEPS if isinstance(spec.action, BoxAction) else BATCH_STEPS
-        normalized = self.normalize_observations
+        segment = self.segment_length or max(SHORTEST, steps // streams)
+        normalized, staggered = self.normalize_observations, self.staggered_resets
+        if staggered and spec.time_limit is None:
+            raise ValueError(
+                f"staggered_resets must be none or false for {spec.name}, whose time limit is not known, got true; "
+                "register it with max_episode_steps, or give it an attribute max_steps"
+            )
         return dataclasses.replace(
             self,
             gamma=self.gamma_for(spec),
-            segment_length=self.segment_length or max(SHORTEST, steps // streams),
+            segment_length=segment,
             normalize_observations=spec.observation_kind == "bytes" if normalized is None else normalized,
+            staggered_resets=(spec.time_limit or 0) > segment if staggered is None else staggered,
         )
+
+    def staggered_limit(self, spec: EnvSpec) -> int:
+        """Time limit over which the first episodes are spread; 0 if they are not."""
+        return (spec.time_limit or 0) if self.staggered_resets else 0
 
     def streams_of_batch(self, config: TrainerConfig, spec: EnvSpec) -> int:
         """Number of streams of a batch, with those of past segments."""

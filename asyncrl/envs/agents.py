@@ -322,6 +322,12 @@ class AgentsEnv:
         ended = (self.flags & flag != 0 for flag in (TERMINATED, TRUNCATED))
         return self.obs, self._rewards(row), *ended, infos
 
+    def truncate(self) -> None:
+        """Truncate the episode of all live agents after the last step, as a time limit would."""
+        self.flags[self.live] |= TRUNCATED
+        self.live[:] = False
+        self._whole, self.over, self.flagged = False, True, True
+
     def _all_go_on(self, *results: Mapping[Any, Any]) -> bool:
         """Whether no agent has ended, after a step of all, and observations, rewards and flags are those of all."""
         if self.parallel.agents != self._keys:

@@ -163,7 +163,7 @@ class _Walk:
             )
         if self._rows and (size := unusual_size(self._squares / self._rows)):
             found.append(f"observations are {size}: set normalize_observations, or scale them (ASYNC049)")
-        if not (self.spec.max_episode_steps or self.spec.own_limit or self.lengths):
+        if not (self.spec.time_limit or self.lengths):
             steps = f"{self.steps:,} step{'s' * (self.steps != 1)}"
             found.append(f"no episode ended within {steps}, and there is no time limit")
         return found

@@ -51,6 +51,7 @@ from asyncrl.actors.statistics import over_actors
 from asyncrl.algorithms import agent_policies
 from asyncrl.algorithms.agent_policies import check_agents
 from asyncrl.algorithms.policy_options import with_policy_options
+from asyncrl.algorithms.segment_learning import SegmentLearning
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.checks import require_same_spaces
 from asyncrl.envs.factory_pickle import pack_policy
@@ -569,6 +570,7 @@ class Run:
             requests=None if requests is None else requests.layout,
             among=self.group.among,
             self_play=self_play,
+            staggered=self._staggered_limit() if self_play is None else 0,
         )
         self.pool = ActorPool(
             self._server,
@@ -584,6 +586,10 @@ class Run:
             restore_rings(self.pool, self.resumed, getattr(self.algorithm, "segment_rows", 1))
             with refused_if_damaged(self.resumed.path):
                 self.env_kwargs.restore(self.resumed)
+
+    def _staggered_limit(self) -> int:
+        """Time limit over which the actors spread their first episodes; 0 if they do not."""
+        return self.algorithm.staggered_limit(self.spec) if isinstance(self.algorithm, SegmentLearning) else 0
 
     def _start_inference(self, stack: contextlib.AsyncExitStack, device: str) -> None:
         """Start the server that runs the network for the actors, if they do not run it themselves."""

@@ -342,7 +342,8 @@ class RingReader(RingEnd):
         Of successes see `envs.checks.SUCCEEDED`. The returns of environments of several agents are
         `[episodes, N]`. With frozen streams the games `[episodes, 2]` follow, see `RingEnd.episode_game`.
 
-        Only the newest `EPISODE_LOG` are in the log; older ones, and those overwritten during the read, are left out.
+        Only the newest `EPISODE_LOG` are in the log; older ones, those overwritten during the read, and those whose
+        return is `NOT_COUNTED` are left out.
         """
         if not self.fault:  # else the learner's thread may be resetting the header
             episodes = load_word(self.header, EPISODES)
@@ -359,8 +360,9 @@ class RingReader(RingEnd):
         read = [log[slots] for log in logs]
         # Entry i is overwritten while EPISODES is still i + EPISODE_LOG, by successes and games even before.
         begun = max(load_word_last(self.header, EPISODES) + 1, load_word(self.header, LOGGING))
-        intact = indices + EPISODE_LOG >= begun
-        return episodes, *(values[intact] for values in read)
+        counted = ~np.isnan(read[0].reshape(len(indices), -1)[:, 0]) if len(indices) else True
+        kept = (indices + EPISODE_LOG >= begun) & counted
+        return episodes, *(values[kept] for values in read)
 
     def statistics(self) -> RingStatistics:
         """Statistics of the ring now; `published` is clipped to its range, an invalid state reads as `starting`."""

@@ -11,6 +11,7 @@ The header has three blocks of 128 bytes, so that writers do not share cache lin
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from asyncrl.interfaces import EnvSpec, FieldSpec
@@ -51,6 +52,8 @@ _FIXED = (
     *("header", "obs", "global_state", "action", "reward", "flags"),
     *("version", "policy_updates", "incarnation"),
 )
+NOT_COUNTED = math.nan
+"""Return in the log of an episode that is left out of the statistics, of several agents that of each."""
 _LOG = ("episode_return", "episode_length", "episode_success", "episode_game")
 
 
