@@ -45,6 +45,30 @@ def test_the_discount_follows_from_a_short_time_limit(
 
 
 @pytest.mark.parametrize(
+    ("limit", "given", "chosen"),
+    [(None, None, False), (64, None, False), (65, None, True), (65, False, False), (12, True, True)],
+)
+def test_first_episodes_are_staggered_where_the_time_limit_is_longer_than_a_segment(
+    limit: int | None, given: bool | None, chosen: bool
+) -> None:
+    for record in (PPO, A2C, IMPALA, PQN):
+        config = TrainerConfig(env="any", algo=record.name, num_actors=1)
+        told = record(staggered_resets=given, segment_length=64)
+        for spec in (replace(SPEC, max_episode_steps=limit), replace(SPEC, own_limit=limit)):
+            run = told.for_run(config, spec)
+            assert run.staggered_resets is chosen
+            assert run.staggered_limit(spec) == (limit if chosen else 0)
+
+
+def test_first_episodes_cannot_be_staggered_without_a_known_time_limit() -> None:
+    config = TrainerConfig(env="any", algo="ppo", num_actors=1)
+    with pytest.raises(
+        ValueError, match=r"staggered_resets must be none or false for discrete, whose time limit"
+    ):
+        PPO(staggered_resets=True).for_run(config, SPEC)
+
+
+@pytest.mark.parametrize(
     ("values", "told", "critics"),
     [
         (63, {}, None),
@@ -98,7 +122,7 @@ def test_a_batch_has_as_many_steps_for_any_number_of_actors(
     assert record.for_run(config, BOX).segment_length == real
     told = PPO(segment_length=7, ent_coef=0.5, gamma=0.9)
     assert told.for_run(config, SPEC) == replace(
-        told, normalize_observations=False, learning_rate_schedule="constant"
+        told, normalize_observations=False, learning_rate_schedule="constant", staggered_resets=False
     )
 
 
