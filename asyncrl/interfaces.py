@@ -283,8 +283,8 @@ class EnvSpec:
             like those of images.
         unread: parts of a structured observation that are text and were left out of `leaves`.
         has_goal_reward: whether the environment has a method `compute_reward`; see `asyncrl.envs.goals`.
-        own_limit: time limit in steps by an attribute of the environment, `max_steps` as in MiniGrid, after a reset;
-            None without one. It may be another one in other episodes.
+        own_limit: time limit in steps by an attribute of the environment after a reset, `max_steps` as in MiniGrid or
+            another of `envs.checks.OWN_LIMITS`; None without one. It may be another one in other episodes.
         agents: agents that share the policy, in the order of their streams: stream `e * N + n` is agent n of
             environment e. Empty for an environment of one agent. Observation and action are those of one agent.
         policies: several policies of the agents, which have no agent in common; empty if all share one. Observation and

@@ -82,9 +82,9 @@ def spec_of(name: str, env: Any) -> EnvSpec:
     )
 
 
-OWN_LIMITS = ("_max_episode_steps", "max_steps")
-"""Attributes with an environment's own time limit: of `gymnasium.wrappers.TimeLimit` and level-based foraging, and of
-MiniGrid, BabyAI and Stable-Baselines3's bit flipping."""
+OWN_LIMITS = ("_max_episode_steps", "max_steps", "max_episode_length")
+"""Attributes with an environment's own time limit: of `gymnasium.wrappers.TimeLimit` and level-based foraging, of
+MiniGrid, BabyAI and Stable-Baselines3's bit flipping, and of POPGym."""
 _WRAPPERS = 32
 """Most wrappers in which a limit is looked for."""
 

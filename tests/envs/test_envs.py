@@ -105,6 +105,14 @@ class LimitOfMission(fakes.SimpleEnv):
         return super().reset(seed=seed, options=options)
 
 
+class LimitOfPopgym(fakes.SimpleEnv):
+    max_episode_length: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.max_episode_length = 200
+
+
 class EndlessMission(LimitOfMission):
     limit = float("inf")
 
@@ -131,6 +139,7 @@ class AgentsWithLimit(LimitOfMission):
         (lambda: gymnasium.wrappers.TransformReward(LimitOfMission(), float), 64),
         (lambda: TimeLimit(LimitOfMission(), 9), 9),
         (AgentsWithLimit, 64),
+        (LimitOfPopgym, 200),
         (EndlessMission, None),
         (fakes.SimpleEnv, None),
     ],
