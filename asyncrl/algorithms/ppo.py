@@ -117,6 +117,7 @@ class PPO(OnPolicy):
 
     epochs: int = 10
     normalize_rewards: bool = True
+    staggered_resets: bool | None = None
     max_staleness: int | None = 4
 
     ent_coef: Coefficient | None = None

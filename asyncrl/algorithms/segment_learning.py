@@ -81,7 +81,7 @@ class SegmentLearning(Hyperparameters):
     segments_per_batch: Count | None = None
     """Segments of one batch; none takes as many as there are actors."""
 
-    staggered_resets: bool | None = None
+    staggered_resets: bool | None = False
     """Truncate the first episodes at different steps, so that a batch shows all parts of an episode; none: where a
     known time limit is longer than a segment."""
 

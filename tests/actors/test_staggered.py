@@ -12,7 +12,7 @@ from fakes import RandomPolicy
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from several_agents import Parallel
 
-from asyncrl import A2C, Trainer
+from asyncrl import PPO, Trainer
 from asyncrl.actors.actor import Actor, staggered_steps
 from asyncrl.actors.actor_state import _restore_streams, _streams_state
 from asyncrl.actors.streams import AgentStreams, PlainStreams, Streams, VectorStreams, make_streams
@@ -245,7 +245,7 @@ def test_a_run_staggers_its_first_episodes_and_counts_whole_ones(
     tmp_path: Path, staggered: bool | None
 ) -> None:
     path = tmp_path / "lengths.txt"
-    algorithm = A2C(staggered_resets=staggered, segment_length=8, discipline="lockstep")
+    algorithm = PPO(staggered_resets=staggered, segment_length=8, discipline="lockstep")
     options: dict[str, Any] = {"num_actors": 2, "envs_per_actor": 2, "eval_interval_steps": None}
     trainer = Trainer(Logged, algorithm, seed=0, env_kwargs={"path": str(path)}, eval_episodes=1, **options)
     result = trainer.learn(total_steps=4 * 130, progress=False)

@@ -60,6 +60,11 @@ def test_first_episodes_are_staggered_where_the_time_limit_is_longer_than_a_segm
             assert run.staggered_limit(spec) == (limit if chosen else 0)
 
 
+def test_only_ppo_staggers_by_default() -> None:
+    told = {record.name: record().staggered_resets for record in (PPO, MAPPO, A2C, IMPALA, PQN)}
+    assert told == {"ppo": None, "mappo": None, "a2c": False, "impala": False, "pqn": False}
+
+
 def test_first_episodes_cannot_be_staggered_without_a_known_time_limit() -> None:
     config = TrainerConfig(env="any", algo="ppo", num_actors=1)
     with pytest.raises(
