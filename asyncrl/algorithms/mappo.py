@@ -31,6 +31,7 @@ from asyncrl.algorithms.ppo import PPO
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import EnvSpec
+from asyncrl.options import Count
 from asyncrl.protocols import SegmentUpdater
 
 if TYPE_CHECKING:
@@ -48,6 +49,11 @@ class MAPPO(PPO):
     name: ClassVar[str] = "mappo"
     takes_images: ClassVar[bool] = False
     needs_agents: ClassVar[bool] = True
+    batch_steps: ClassVar[tuple[int, int]] = (1_024, 2_048)
+
+    segment_length: Count | None = None
+    """Steps of each environment in a segment; none: as many as make a batch of 1,024 steps (real-valued actions
+    2,048), at least 32."""
 
     cuda_graph: bool | None = False
 

@@ -101,6 +101,7 @@ class PPO(OnPolicy):
     """
 
     name: ClassVar[str] = "ppo"
+    batch_steps: ClassVar[tuple[int, int]] = (2_048, 2_048)
     rollout_columns: ClassVar[tuple[str, ...]] = (
         "old_log_prob",
         "importance",
@@ -117,6 +118,9 @@ class PPO(OnPolicy):
 
     epochs: int = 10
     normalize_rewards: bool = True
+    segment_length: Count | None = None
+    """Steps of each environment in a segment; none: as many as make a batch of 2,048 steps, at least 32."""
+
     staggered_resets: bool | None = None
     max_staleness: int | None = 4
 

@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     from asyncrl.acting.recurrent import Cell
     from asyncrl.algorithms.rollout import Part
 
-BATCH_STEPS, BOX_BATCH_STEPS = 1_024, 2_048
-"""Steps of a batch where `segment_length` is none, for discrete and for real-valued actions.
-
-Chosen on Hopper-v5 with PPO, 100,000 steps: of 14 seeds with 1,024 steps 8 end at 1,000 or more, of 13 with 2,048 nine,
-and the mean of their returns is 1,728 in place of 1,201; no other environment changed
-(docs/defaults-study.md).
-"""
 SHORTEST = 32
 """Shortest segment where `segment_length` is none."""
 _LAG = {"relaxed": 0, "lockstep": 1, "synchronous": 0}
@@ -43,6 +36,8 @@ class SegmentLearning(Hyperparameters):
 
     update_loop: ClassVar[UpdateLoopName] = "segments"
     needs_bounds: ClassVar[bool] = False
+    batch_steps: ClassVar[tuple[int, int]] = (1_024, 2_048)
+    """Steps of a batch where `segment_length` is none, for discrete and for real-valued actions."""
     rollout_columns: ClassVar[tuple[str, ...]] = ()
     """Names of the rollout's columns, which `prepare` fills."""
 
@@ -147,17 +142,18 @@ class SegmentLearning(Hyperparameters):
     def for_run(self, config: TrainerConfig, spec: EnvSpec) -> Self:
         """This record with a value for every option that is left to the run, so that its files show what was chosen.
 
-        Segments are so long that a batch has `BATCH_STEPS` or `BOX_BATCH_STEPS` steps, whatever the number of actors
-        and environments is, and at least `SHORTEST` rows, below which advantages would consist of little but the value
-        network's error. Bytes are normalised: as inputs they saturate the first layer. `gamma` follows from the time
-        limit, and first episodes are staggered where it is longer than a segment: episodes that all end by it stay in
-        step, and a batch then shows one part of them.
+        Segments are so long that a batch has `batch_steps`, whatever the number of actors and environments is, and at
+        least `SHORTEST` rows, below which advantages would consist of little but the value network's error. Bytes are
+        normalised: as inputs they saturate the first layer. `gamma` follows from the time limit, and first episodes are
+        staggered where it is longer than a segment: episodes that all end by it stay in step, and a batch then shows
+        one part of them.
 
         Raises:
             ValueError: `staggered_resets` is true, and no time limit is known.
         """
         streams = self.streams_of_batch(config, spec)
-        steps = BOX_BATCH_STEPS if isinstance(spec.action, BoxAction) else BATCH_STEPS
+        discrete, real_valued = self.batch_steps
+        steps = real_valued if isinstance(spec.action, BoxAction) else discrete
         segment = self.segment_length or max(SHORTEST, steps // streams)
         normalized, staggered = self.normalize_observations, self.staggered_resets
         if staggered and spec.time_limit is None:

@@ -123,8 +123,10 @@ def test_a_batch_has_as_many_steps_for_any_number_of_actors(
 ) -> None:
     config = TrainerConfig(env="any", algo="ppo", num_actors=actors, envs_per_actor=envs)
     record = PPO(segments_per_batch=segments)
-    assert record.for_run(config, SPEC).segment_length == length
-    assert record.for_run(config, BOX).segment_length == real
+    assert record.for_run(config, SPEC).segment_length == real == record.for_run(config, BOX).segment_length
+    of_team = MAPPO(segments_per_batch=segments)
+    assert of_team.for_run(config, SPEC).segment_length == length
+    assert of_team.for_run(config, BOX).segment_length == real
     told = PPO(segment_length=7, ent_coef=0.5, gamma=0.9)
     assert told.for_run(config, SPEC) == replace(
         told, normalize_observations=False, learning_rate_schedule="constant", staggered_resets=False
@@ -263,6 +265,7 @@ def test_files_of_a_run_show_what_was_chosen(tmp_path: Path) -> None:
     trainer = Trainer("CartPole-v1", PPO(epochs=1), run_dir=tmp_path / "run", **options)
     result = trainer.learn(total_steps=64 * 32)
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["ppo"]
-    assert written["segment_length"] == 32 and written["ent_coef"] == 0.01
+    assert written["segment_length"] == 64 and written["ent_coef"] == 0.01
+    assert written["staggered_resets"] is True
     assert result.summary["env_steps"] >= 64 * 32
     assert trainer.algorithm == PPO(epochs=1)
