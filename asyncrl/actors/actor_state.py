@@ -102,7 +102,7 @@ def _streams_state(streams: Streams) -> dict[str, Any]:
 def _restore_streams(streams: Streams, state: dict[str, Any], newest: Any) -> None:
     """Restore the environments; `newest` are their last observations."""
     streams.close()
-    set_attributes(streams, state)
+    set_attributes(streams, {"steps_to_cut": {}, **state})  # not in the first checkpoints of version 0.1
     if isinstance(streams, PlainStreams):
         streams.find_steps()
         streams.newest = newest
