@@ -6,8 +6,10 @@ It imports nothing of its own, so that nothing precedes the `try`.
 import os
 
 INTERRUPTED = 130
-SIGNALS = ("SIGTERM", "SIGHUP")
-"""Signals that end a command as Ctrl-C does, unless they are ignored (`nohup`); `interrupts.py` has those of a run."""
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+"""Signals that end a command, unless they are ignored (`nohup`); `interrupts.py` has those of a run."""
+received: list[int] = []
+"""Those that have come. An import may swallow the KeyboardInterrupt: one in a callback of its locks is only printed."""
 
 
 def main() -> int:
@@ -28,13 +30,18 @@ def main() -> int:
 
 
 def _heed_signals() -> None:
-    """Let `SIGNALS` raise KeyboardInterrupt."""
+    """Let `SIGNALS` raise KeyboardInterrupt, and note them."""
     import signal
 
     for name in SIGNALS:
         number = getattr(signal, name)
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    received.append(number)
+    raise KeyboardInterrupt
 
 
 def _say_interrupted() -> None:

@@ -825,6 +825,36 @@ def test_a_signal_while_the_command_line_is_imported_gives_no_traceback(
     assert program.returncode == 130
 
 
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_a_signal_that_an_import_swallows_ends_the_command_before_it_trains(
+    number: str, tmp_path: Path
+) -> None:
+    """As a callback of the import's locks does, in which Python prints the error and goes on."""
+    swallowed = f"""
+        import contextlib, signal, sys
+        from asyncrl.cli.entry import main
+
+        class Finder:
+            def find_spec(self, name, path=None, target=None):
+                if name == "asyncrl.cli.flags":
+                    with contextlib.suppress(KeyboardInterrupt):
+                        signal.raise_signal(signal.{number})
+
+        sys.meta_path.insert(0, Finder())
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv = ["asyncrl", *sys.argv[1:]]
+        sys.exit(main())
+    """
+    command = ("train", "CartPole-v1", "--algo", "dqn", "--steps", "100M", "--run-dir", str(tmp_path / "run"))
+    program = child("-c", textwrap.dedent(swallowed), *command, stderr=subprocess.PIPE)
+    try:
+        assert program.communicate(timeout=SECONDS)[1] == "interrupted\n"
+    finally:
+        program.kill()
+        program.wait()
+    assert program.returncode == 130 and not (tmp_path / "run").exists()
+
+
 def test_a_hangup_that_is_ignored_stays_so_while_the_command_starts() -> None:
     program = child(
         "-c",
