@@ -1,4 +1,4 @@
-"""Entry point of the command: imports the command line and calls it. Ctrl-C during the imports ends it quietly, too.
+"""Entry point of the command: imports the command line and calls it. A signal during the imports ends it quietly, too.
 
 It imports nothing of its own, so that nothing precedes the `try`.
 """
@@ -6,11 +6,16 @@ It imports nothing of its own, so that nothing precedes the `try`.
 import os
 
 INTERRUPTED = 130
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+"""Signals that end a command, unless they are ignored (`nohup`); `interrupts.py` has those of a run."""
+received: list[int] = []
+"""Those that have come. An import may swallow the KeyboardInterrupt: one in a callback of its locks is only printed."""
 
 
 def main() -> int:
     """Run the command of `sys.argv`; returns its exit code."""
     try:
+        _heed_signals()
         from asyncrl.cli.main import main as run
         from asyncrl.cli.output import exit_if_unread
         from asyncrl.run.switching import own_process
@@ -22,6 +27,21 @@ def main() -> int:
     except KeyboardInterrupt:
         _say_interrupted()
         return INTERRUPTED
+
+
+def _heed_signals() -> None:
+    """Let `SIGNALS` raise KeyboardInterrupt, and note them."""
+    import signal
+
+    for name in SIGNALS:
+        number = getattr(signal, name)
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    received.append(number)
+    raise KeyboardInterrupt
 
 
 def _say_interrupted() -> None:

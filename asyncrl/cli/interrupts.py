@@ -16,6 +16,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
+from asyncrl.cli.entry import received
+
 EXIT_CODE = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -47,7 +49,7 @@ class Interrupts:
     def __init__(self) -> None:
         self._run: Stoppable | None = None
         self._numbers = itertools.count(1)
-        self.count = 0
+        self.count = len(received)  # while the command line was imported
         self.notify: Callable[[str], None] | None = None
         self._before: dict[int, Any] = {}
 

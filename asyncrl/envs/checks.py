@@ -176,9 +176,12 @@ def require_spaces(spec: EnvSpec, env: Any) -> None:
 def require_same_spaces(spec: EnvSpec, other: EnvSpec) -> None:
     """Raise `SpacesDoNotFit` (ASYNC005) unless a policy trained in an environment with `spec` fits the one of `other`.
 
-    One of several policies (`TrainedPolicy.by_policy`) that was saved by itself does not fit its own environment.
+    One of several policies (`TrainedPolicy.by_policy`) that was saved by itself does not fit its own environment,
+    unless it acts for all agents there.
     """
+    spec, other = _of_shared_policy(spec), _of_shared_policy(other)
     own, agents = ([agent.name for agent in one.agents] for one in (spec, other))
+    policies, those_here = (_policies(one) for one in (spec, other))
     if own != agents:
         raise SpacesDoNotFit(
             f"The agents of {other.name} are not those that this policy acts for.",
@@ -193,7 +196,7 @@ def require_same_spaces(spec: EnvSpec, other: EnvSpec) -> None:
         ("action space", "is not that", spec.action, other.action),
         ("observation space", "is not that", _stored(spec), _stored(other)),
         ("agents", "are not those", spec.agents, other.agents),
-        ("policies", "are not those", _policies(spec), _policies(other)),
+        ("policies", "are not those", _names(policies), _names(those_here)),
     ):
         if trained != here:
             raise SpacesDoNotFit(
@@ -202,18 +205,27 @@ def require_same_spaces(spec: EnvSpec, other: EnvSpec) -> None:
                 fix="play it in an environment with the same spaces: the code and arguments of its training, or a "
                 "wrapper (wrappers are for training and evaluation)",
             )
+    for name, of_policy in policies.items():
+        require_same_spaces(of_policy, those_here[name])
 
 
 def _stored(spec: EnvSpec) -> tuple[object, ...]:
     return spec.observation_shape, spec.observation_dtype, tuple(stored_as(leaf) for leaf in spec.leaves)
 
 
-def _policies(spec: EnvSpec) -> dict[str, tuple[object, ...]]:
-    """Agents, action space and stored observation of each of several policies; no name or limit of the environment."""
-    return {
-        policy.name: (policy.spec.agents, policy.spec.action, _stored(policy.spec))
-        for policy in spec.policies
-    }
+def _of_shared_policy(spec: EnvSpec) -> EnvSpec:
+    """Spec without `policies` where one of them acts for all agents."""
+    return spec.policies[0].spec if len(spec.policies) == 1 else spec
+
+
+def _policies(spec: EnvSpec) -> dict[str, EnvSpec]:
+    """Specs of several policies by name, in the order of names."""
+    found = {policy.name: policy.spec for policy in sorted(spec.policies, key=lambda policy: policy.name)}
+    return {name: replace(own, name=f"policy {name} in {spec.name}") for name, own in found.items()}
+
+
+def _names(policies: dict[str, EnvSpec]) -> str:
+    return ", ".join(policies) or "one of all agents"
 
 
 def autoreset_mode(name: str, env: Any) -> str:

@@ -36,6 +36,14 @@ class Place:
         return platform.node() or "unknown host"
 
 
+def quiet_stores() -> None:
+    """Let torch say nothing of a store that is lost, which we report; called before torch is imported.
+
+    Its warning has the C++ frames. A level that the user has set stays.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
 def place_of_process(environ: Mapping[str, str] = os.environ) -> Place | None:
     """Place that torchrun has given this process; None if it is not a rank, or the only one.
 

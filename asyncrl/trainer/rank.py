@@ -17,6 +17,7 @@ import threading
 from pathlib import Path
 
 from asyncrl.errors import AsyncRLError, GroupLost, StoppedWhileStarting
+from asyncrl.groups.place import quiet_stores
 from asyncrl.run.job import Job
 from asyncrl.run.switching import own_process
 from asyncrl.trainer.channel import Channel, sendable
@@ -29,7 +30,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main(directory: Path) -> int:
     """Run one rank; returns the exit code."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # we report a lost store, without C++ frames
+    quiet_stores()
     with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     place_on_machine()

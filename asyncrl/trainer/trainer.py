@@ -690,6 +690,10 @@ class Trainer(ShownByCard, metaclass=Answering):
         if self.config.groups == 1 and "RANK" not in os.environ:
             own = probe(server, self.job.source, self.config.ready_timeout_seconds)
             probing = asyncio.create_task(own, name="probe")
+        else:
+            from asyncrl.groups.place import quiet_stores
+
+            quiet_stores()
         await _loaded(probing)
         return probing
 

@@ -34,7 +34,7 @@ import numpy as np
 
 from asyncrl.algorithms.search_spaces import SearchSpace
 from asyncrl.config import TrainerConfig
-from asyncrl.errors import ConfigurationError, EnvironmentFailed, TrainingDiverged
+from asyncrl.errors import ConfigurationError, EnvironmentFailed, StoppedWhileStarting, TrainingDiverged
 from asyncrl.run.job import Job
 from asyncrl.show.kept_run import LABELS, KeptRun
 from asyncrl.storage.atomic_file import write_atomically
@@ -323,7 +323,7 @@ class Search:
             error = EnvironmentFailed(what, facts={"run": task.folder}, fix="play it: asyncrl eval RUN")
         if pool.stop_reason is not None:
             return
-        if error is None:  # by `asyncrl stop`
+        if error is None or isinstance(error, StoppedWhileStarting):  # by `asyncrl stop` or a signal
             self._end_trial(trial, "pruned", max(seen, default=None), seen)
             return
         diverged = isinstance(error, TrainingDiverged)

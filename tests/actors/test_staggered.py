@@ -156,6 +156,17 @@ def test_the_state_continues_in_the_middle_of_the_first_episode(make: Any, stop:
 
 
 @pytest.mark.parametrize("make", [plain, vector, agents])
+def test_a_state_of_before_there_was_staggering_cuts_nothing(make: Any) -> None:
+    whole = make([0] * 4, itself=True)
+    rows_of(whole, 1)
+    state = _streams_state(whole)
+    del state["steps_to_cut"]
+    again = make([3] * 4, itself=False)
+    _restore_streams(again, state, np.array(whole.newest))
+    assert not any(rows_of(again, 60, again.newest)["cut"])
+
+
+@pytest.mark.parametrize("make", [plain, vector, agents])
 def test_cut_episodes_are_left_out_of_the_log(make: Any) -> None:
     cuts = [2, 50, 1, 3]
     streams = make(cuts, itself=False)

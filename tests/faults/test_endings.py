@@ -796,24 +796,73 @@ ENTRIES = {
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-@pytest.mark.parametrize("module", ["asyncrl.cli.main", "asyncrl.cli.flags", "asyncrl.options"])
-def test_an_interrupt_while_the_command_line_is_imported_gives_no_traceback(entry: str, module: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [
+        *((module, "SIGINT") for module in ("asyncrl.cli.main", "asyncrl.cli.flags", "asyncrl.options")),
+        *(("asyncrl.cli.main", number) for number in ("SIGTERM", "SIGHUP")),
+    ],
+)
+def test_a_signal_while_the_command_line_is_imported_gives_no_traceback(
+    entry: str, module: str, number: str
+) -> None:
     interrupted = f"""
         import importlib, runpy, signal, sys
 
         class Finder:
             def find_spec(self, name, path=None, target=None):
                 if name == {module!r}:
-                    signal.raise_signal(signal.SIGINT)
+                    signal.raise_signal(signal.{number})
 
         sys.meta_path.insert(0, Finder())
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` before the tests leaves it ignored
         sys.argv = ["asyncrl", "presets"]
         {ENTRIES[entry]}
     """
     program = child("-c", textwrap.dedent(interrupted), stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     assert program.communicate(timeout=SECONDS) == ("", "interrupted\n")
     assert program.returncode == 130
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_a_signal_that_an_import_swallows_ends_the_command_before_it_trains(
+    number: str, tmp_path: Path
+) -> None:
+    """As a callback of the import's locks does, in which Python prints the error and goes on."""
+    swallowed = f"""
+        import contextlib, signal, sys
+        from asyncrl.cli.entry import main
+
+        class Finder:
+            def find_spec(self, name, path=None, target=None):
+                if name == "asyncrl.cli.flags":
+                    with contextlib.suppress(KeyboardInterrupt):
+                        signal.raise_signal(signal.{number})
+
+        sys.meta_path.insert(0, Finder())
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv = ["asyncrl", *sys.argv[1:]]
+        sys.exit(main())
+    """
+    command = ("train", "CartPole-v1", "--algo", "dqn", "--steps", "100M", "--run-dir", str(tmp_path / "run"))
+    program = child("-c", textwrap.dedent(swallowed), *command, stderr=subprocess.PIPE)
+    try:
+        assert program.communicate(timeout=SECONDS)[1] == "interrupted\n"
+    finally:
+        program.kill()
+        program.wait()
+    assert program.returncode == 130 and not (tmp_path / "run").exists()
+
+
+def test_a_hangup_that_is_ignored_stays_so_while_the_command_starts() -> None:
+    program = child(
+        "-c",
+        "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); from asyncrl.cli.entry import main; "
+        "sys.argv[1:] = ['presets', 'dqn']; main(); print(signal.getsignal(signal.SIGHUP).name)",
+        stdout=subprocess.PIPE,
+    )
+    assert program.communicate(timeout=SECONDS)[0].splitlines()[-1] == "SIG_IGN"
 
 
 # --- the steps of the end, each failing in turn -------------------------------------------------------------------

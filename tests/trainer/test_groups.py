@@ -378,6 +378,27 @@ def test_ranks_whose_launcher_is_killed_keep_a_checkpoint_and_leave_no_directory
     assert not list(tmp_path.glob("asyncrl-ranks-*"))
 
 
+def test_a_launcher_says_that_rank_0_is_lost_without_frames_of_torch(tmp_path: Path) -> None:
+    """With `async` every rank has its own agent in the launcher, and the first one's store ends with rank 0."""
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    flags = ("--steps", "10M", "--groups", "2", "--fusion", "async", "--run-dir", str(tmp_path / "run"))
+    launcher = subprocess.Popen(
+        (sys.executable, "-m", "asyncrl", *TRAIN, *flags, "--report-interval-seconds", "0.2"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_until(lambda: metrics.exists() and bool(metrics.read_text()), "the first report")
+        ranks = psutil.Process(launcher.pid).children()
+        next(rank for rank in ranks if rank.environ().get("RANK") == "0").kill()
+        _, err = launcher.communicate(timeout=PATIENCE_SECONDS)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert launcher.returncode == 4 and err.startswith("[ASYNC032] Rank 0 on ")
+
+
 def test_callbacks_of_a_run_that_goes_on_get_new_evaluations_only() -> None:
     called: list[Any] = []
     resumed = SimpleNamespace(run={"evaluations": {"return_mean": np.zeros(2)}})

@@ -21,6 +21,8 @@ from waiting import wait_until
 import asyncrl
 from asyncrl import DQN, MADDPG, MAPPO, PPO, QMIX, SAC, TD3, VDN, Trainer
 from asyncrl.cli.main import main
+from asyncrl.envs.checks import require_same_spaces, spec_of
+from asyncrl.envs.source import EnvSource
 from asyncrl.errors import CheckpointError, ConfigurationError, SpacesDoNotFit
 from asyncrl.policies.playback import play
 
@@ -212,6 +214,37 @@ def test_files_policy_and_commands(tmp_path: Path, capsys: pytest.CaptureFixture
     policy = asyncrl.load(alone)
     with pytest.raises(SpacesDoNotFit, match="are not those that this policy acts for"):
         next(play(policy, policy.built_env(), 1, 0))
+
+
+def test_the_file_of_a_policy_of_all_agents_plays_like_that_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = trainer_of("ppo", policies={"all": ".*"}, agent_id=True, eval_episodes=1)
+    whole = trainer.learn(total_steps=100, progress=False).policy
+    files = whole.save(tmp_path / "whole.policy"), whole.by_policy["all"].save(tmp_path / "all.policy")
+    records = []
+    for file in files:
+        assert main(["eval", str(file), "--episodes", "3", "--json"]) == 0
+        records.append(json.loads(capsys.readouterr().out))
+    assert records[0].pop("policy_returns").keys() == {"all"}
+    assert records[0] | {"checkpoint": str(files[1])} == records[1]
+    policy = asyncrl.load(files[1])
+    assert next(play(policy, policy.built_env(), 1, 0)) == next(play(whole, whole.built_env(), 1, 0))
+
+
+def test_a_policy_that_another_environment_does_not_fit_is_named() -> None:
+    spec = spec_of("Unequal", EnvSource.from_user(Unequal).changed({}, (), policies=EACH).build())
+    first, *others = spec.policies
+    longer = replace(first, spec=replace(first.spec, observation_shape=(9,)))
+    require_same_spaces(spec, replace(spec, policies=(*others, first)))
+    with pytest.raises(
+        SpacesDoNotFit, match=r"observation space of policy r in Unequal is not that of"
+    ) as caught:
+        require_same_spaces(spec, replace(spec, policies=(longer, *others)))
+    assert "AgentPolicy" not in str(caught.value)
+    with pytest.raises(SpacesDoNotFit, match="policies of Unequal are not those") as caught:
+        require_same_spaces(spec, replace(spec, policies=()))
+    assert caught.value.facts == {"trained in": "b, g, r", "this one": "one of all agents"}
 
 
 class Paid(Parallel):

@@ -29,6 +29,7 @@ from asyncrl.errors import (
     EnvironmentFailed,
     EnvironmentRaised,
     ResourceError,
+    StoppedWhileStarting,
     TrainingDiverged,
 )
 from asyncrl.run.job import Job
@@ -407,6 +408,25 @@ def test_failures_with_pruned_trials_between_them_do_not_end_the_search(tmp_path
     pool = FailedOrPruned(errors={f"trial-{n:03}": EnvironmentRaised(f"number {n}") for n in range(7, 15, 2)})
     found = searched(tmp_path, pool, trials=14, at_once=1)
     assert [t.state for t in found.trials[6:]] == ["pruned", "failed"] * 4
+
+
+def test_a_run_that_is_stopped_while_it_starts_counts_like_one_that_is_stopped_later(tmp_path: Path) -> None:
+    class Stopped(Runs):
+        """Trials 0 and 2 are stopped after three evaluations, 1 and 3 before they have begun."""
+
+        def begin(self, key: int, job: Job) -> None:
+            super().begin(key, job)
+            name = Path(str(job.config.run_dir)).name
+            if name in ("trial-001", "trial-003"):
+                self._events[key] = deque([Ended(key, None, StoppedWhileStarting("it was stopped"))])
+            elif name in ("trial-000", "trial-002"):
+                events = list(self._events[key])[:3]
+                self._events[key] = deque([*events, self._end(key, (), "interrupted")])
+
+    found = searched(tmp_path, Stopped(), trials=6, at_once=1)
+    assert [t.state for t in found.trials] == ["pruned"] * 4 + ["complete"] * 2
+    assert [len(t.evaluations) for t in found.trials[:4]] == [3, 0, 3, 0]
+    assert [t.state for t in searched(tmp_path, trials=6).trials] == [t.state for t in found.trials]
 
 
 def test_options_that_do_not_fit_together_are_a_failed_trial(tmp_path: Path) -> None:
