@@ -264,15 +264,3 @@ def test_a_run_staggers_its_first_episodes_and_counts_whole_ones(
     cut = {length for length in lengths if 8 < length < 40}
     assert cut == ({10, 20, 30} if staggered is None else set())
     assert {mean for _, mean in result.returns} == {40.0}, "of whole episodes"
-
-
-def test_a_state_without_steps_to_cut_is_one_in_which_nothing_is_cut() -> None:
-    """As in a checkpoint that an earlier commit has written."""
-    whole = plain([50, 50], itself=False)
-    rows_of(whole, 3)
-    state = _streams_state(whole)
-    del state["steps_to_cut"]
-    again = plain([1, 1], itself=False)
-    newest = np.array(whole.newest)
-    _restore_streams(again, state, newest)
-    assert not any(rows_of(again, 60, newest)["cut"])
