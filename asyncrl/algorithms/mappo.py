@@ -49,7 +49,6 @@ class MAPPO(PPO):
     name: ClassVar[str] = "mappo"
     takes_images: ClassVar[bool] = False
     needs_agents: ClassVar[bool] = True
-    batch_steps: ClassVar[tuple[int, int]] = (1_024, 2_048)
 
     segment_length: Count | None = None
     """Steps of each environment in a segment; none: as many as make a batch of 1,024 steps (real-valued actions
@@ -59,6 +58,11 @@ class MAPPO(PPO):
 
     central_state: CentralState = "auto"
     """What the critic sees: the environment's state or all agents' observations; auto: its state if it has one."""
+
+    @property
+    def batch_steps(self) -> tuple[int, int]:
+        """See `SegmentLearning.batch_steps`."""
+        return 1_024, 2_048
 
     def __post_init__(self) -> None:
         super().__post_init__()

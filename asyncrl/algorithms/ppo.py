@@ -101,7 +101,6 @@ class PPO(OnPolicy):
     """
 
     name: ClassVar[str] = "ppo"
-    batch_steps: ClassVar[tuple[int, int]] = (2_048, 2_048)
     rollout_columns: ClassVar[tuple[str, ...]] = (
         "old_log_prob",
         "importance",
@@ -119,7 +118,8 @@ class PPO(OnPolicy):
     epochs: int = 10
     normalize_rewards: bool = True
     segment_length: Count | None = None
-    """Steps of each environment in a segment; none: as many as make a batch of 2,048 steps, at least 32."""
+    """Steps of each environment in a segment; none: as many as make a batch of 2,048 steps (recurrent, with discrete
+    actions: 1,024), at least 32."""
 
     staggered_resets: bool | None = None
     max_staleness: int | None = 4
@@ -153,6 +153,15 @@ class PPO(OnPolicy):
 
     cuda_graph: bool | None = None
     """On a GPU, run a gradient step as one CUDA graph, which saves launches; none: yes, unless `network` is given."""
+
+    @property
+    def batch_steps(self) -> tuple[int, int]:
+        """See `SegmentLearning.batch_steps`.
+
+        A recurrent policy's minibatch is a whole stream of a segment, so that segments of twice the length have half
+        the gradient steps: with them it comes to 114 in CartPole in place of 403.
+        """
+        return (2_048, 2_048) if self.cell is None else super().batch_steps
 
     @property
     def static_steps(self) -> bool:

@@ -36,8 +36,6 @@ class SegmentLearning(Hyperparameters):
 
     update_loop: ClassVar[UpdateLoopName] = "segments"
     needs_bounds: ClassVar[bool] = False
-    batch_steps: ClassVar[tuple[int, int]] = (1_024, 2_048)
-    """Steps of a batch where `segment_length` is none, for discrete and for real-valued actions."""
     rollout_columns: ClassVar[tuple[str, ...]] = ()
     """Names of the rollout's columns, which `prepare` fills."""
 
@@ -108,6 +106,11 @@ class SegmentLearning(Hyperparameters):
     def cell(self) -> Cell | None:
         """Kind and size of the recurrent cell; None without one."""
         return None
+
+    @property
+    def batch_steps(self) -> tuple[int, int]:
+        """Steps of a batch where `segment_length` is none, for discrete and for real-valued actions."""
+        return 1_024, 2_048
 
     @property
     def kept_segments(self) -> tuple[int, int, float | None]:

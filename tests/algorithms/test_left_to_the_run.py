@@ -124,9 +124,9 @@ def test_a_batch_has_as_many_steps_for_any_number_of_actors(
     config = TrainerConfig(env="any", algo="ppo", num_actors=actors, envs_per_actor=envs)
     record = PPO(segments_per_batch=segments)
     assert record.for_run(config, SPEC).segment_length == real == record.for_run(config, BOX).segment_length
-    of_team = MAPPO(segments_per_batch=segments)
-    assert of_team.for_run(config, SPEC).segment_length == length
-    assert of_team.for_run(config, BOX).segment_length == real
+    for other in (MAPPO(segments_per_batch=segments), PPO(segments_per_batch=segments, recurrent="gru")):
+        assert other.for_run(config, SPEC).segment_length == length
+        assert other.for_run(config, BOX).segment_length == real
     told = PPO(segment_length=7, ent_coef=0.5, gamma=0.9)
     assert told.for_run(config, SPEC) == replace(
         told, normalize_observations=False, learning_rate_schedule="constant", staggered_resets=False
