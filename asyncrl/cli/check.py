@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.cli.flags import Parser, add_flags, finite_number
+from asyncrl.cli.interrupts import run_until_signal
 from asyncrl.config import TrainerConfig
 from asyncrl.show.numbers import of_return
 
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace, server: ForkServer) -> None:
 
     config = options.config
     source = EnvSource.from_user(config.env).changed(config.env_kwargs, config.wrappers, **config.of_agents)
-    facts = _facts(asyncio.run(trial(server, source, options.seconds)))
+    facts = _facts(run_until_signal(trial(server, source, options.seconds)))
     print(json.dumps(facts, allow_nan=False) if options.json else _text(facts))
 
 

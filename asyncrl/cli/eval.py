@@ -6,7 +6,6 @@ that its figures are theirs; `--env` names another environment.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.cli.flags import Parser, PolicyParser
+from asyncrl.cli.interrupts import run_until_signal
 from asyncrl.options import Count, NotNegative, check_options
 from asyncrl.show.numbers import of_return, with_deviation
 
@@ -91,7 +91,7 @@ def run(options: EvalOptions, server: ForkServer) -> None:
 
 def evaluate(policy: PortablePolicy, file: str, options: EvalOptions, server: ForkServer) -> dict[str, Any]:
     """Play episodes with the policy in `file`, in a process of `server`; returns the record that `--json` prints."""
-    return asyncio.run(_evaluate(policy, file, options, server))
+    return run_until_signal(_evaluate(policy, file, options, server))
 
 
 async def _evaluate(

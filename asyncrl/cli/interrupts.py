@@ -1,7 +1,8 @@
-"""Signals during a run: the first SIGINT, SIGTERM or SIGHUP stops it in good order, a second SIGINT or SIGTERM kills.
+"""Signals during a command: the first ends it in good order, a second SIGINT or SIGTERM kills.
 
-A closing terminal causes several SIGHUPs (one from the kernel, one from the shell), so SIGHUP never counts as the
-second signal. SIGHUP stays ignored if it was ignored at the start (`nohup`).
+A run is stopped by SIGINT, SIGTERM or SIGHUP (`Interrupts`); a command without one is cancelled (`run_until_signal`). A
+closing terminal causes several SIGHUPs (one from the kernel, one from the shell), so SIGHUP never counts as the second
+signal. SIGHUP stays ignored if it was ignored at the start (`nohup`).
 """
 
 from __future__ import annotations
@@ -12,14 +13,54 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from asyncrl.cli.entry import received
 
 EXIT_CODE = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+_T = TypeVar("_T")
+
+
+def run_until_signal(main: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine as `asyncio.run` does; for commands without a run, main thread only.
+
+    The first signal cancels it, so that it closes what it has opened, also one that came before and that an import
+    swallowed. A handler that raises KeyboardInterrupt would lose a signal that comes in a `__del__`.
+
+    Raises:
+        KeyboardInterrupt: a signal has ended it.
+    """
+    import asyncio
+
+    ended_by: list[int] = list(received)
+
+    async def cancelled_by_signals() -> _T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def cancel(number: int) -> None:
+            ended_by.append(number)
+            loop.remove_signal_handler(number)
+            task.cancel()
+
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, cancel, number)
+        if ended_by:
+            task.cancel()
+        return await main
+
+    try:
+        return asyncio.run(cancelled_by_signals())
+    except asyncio.CancelledError as error:
+        if not ended_by:
+            raise
+        raise KeyboardInterrupt from error
 
 
 class Stoppable(Protocol):

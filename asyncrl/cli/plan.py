@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import dataclasses
 import json
 import sys
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from asyncrl.algorithms import ALGORITHMS, preset_options
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
 from asyncrl.cli.flags import Parser, add_flags, finite_number, given_flags, merged
+from asyncrl.cli.interrupts import run_until_signal
 from asyncrl.cli.text_table import text_table
 from asyncrl.cli.train_flags import (
     above_preset,
@@ -147,7 +147,7 @@ def _measure(options: argparse.Namespace, server: ForkServer) -> tuple[Sides, li
 
     config, algorithm, seconds = options.config, options.algorithm, options.seconds
     source = EnvSource.from_user(config.env).changed(config.env_kwargs, config.wrappers, **config.of_agents)
-    bare = asyncio.run(trial(server, source, seconds))
+    bare = run_until_signal(trial(server, source, seconds))
     if options.fixed:
         pilots = [run_pilot(config, algorithm, config.actors, config.envs, seconds)]
     else:

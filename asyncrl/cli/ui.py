@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from asyncrl.cli.flags import Parser
+from asyncrl.cli.interrupts import run_until_signal
 from asyncrl.cli.run_name import existing_folder
 
 HIGHEST_PORT = 65535
@@ -37,14 +38,13 @@ def run(options: argparse.Namespace) -> None:
         ConfigurationError: there is no such folder.
         PortInUse: the port is taken (ASYNC007).
     """
-    import asyncio
     import contextlib
     import logging
 
     folder = existing_folder(options.FOLDER, "ui")
     logging.getLogger("asyncrl.server").addHandler(logging.StreamHandler())  # tracebacks, to stderr
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(folder.resolve(), options.port))
+        run_until_signal(_serve(folder.resolve(), options.port))
 
 
 async def _serve(folder: Path, port: int) -> None:

@@ -34,7 +34,8 @@ import asyncrl
 from asyncrl import DQN, Trainer, errors
 from asyncrl.actors import evaluator
 from asyncrl.actors.episodes import EPISODE_STEPS
-from asyncrl.cli.interrupts import Interrupts
+from asyncrl.cli import interrupts
+from asyncrl.cli.interrupts import Interrupts, run_until_signal
 from asyncrl.cli.main import main
 from asyncrl.config import TrainerConfig
 from asyncrl.learning.clock import TrainClock
@@ -863,6 +864,54 @@ def test_a_hangup_that_is_ignored_stays_so_while_the_command_starts() -> None:
         stdout=subprocess.PIPE,
     )
     assert program.communicate(timeout=SECONDS)[0].splitlines()[-1] == "SIG_IGN"
+
+
+class Raises:
+    """Object whose end raises a signal: an exception of its handler is printed there, and goes no further."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        signal.raise_signal(self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_at_any_place_cancels_a_command_without_a_run(number: int) -> None:
+    before, closed = {n: signal.getsignal(n) for n in interrupts.SIGNALS}, []
+
+    async def command() -> None:
+        try:
+            Raises(number)
+            await asyncio.sleep(SECONDS)
+        finally:
+            await asyncio.sleep(0)
+            closed.append(True)
+
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` before the tests leaves it ignored
+    try:
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            run_until_signal(command())
+        assert closed and time.monotonic() - began < SECONDS
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def test_a_signal_that_came_before_ends_a_command_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "received", [signal.SIGINT])
+    with pytest.raises(KeyboardInterrupt):
+        run_until_signal(asyncio.sleep(SECONDS))
+
+
+def test_a_command_without_a_run_returns_its_result_and_its_own_cancellation() -> None:
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    assert run_until_signal(asyncio.sleep(0, "result")) == "result"
+    with pytest.raises(asyncio.CancelledError):
+        run_until_signal(cancelled())
 
 
 # --- the steps of the end, each failing in turn -------------------------------------------------------------------

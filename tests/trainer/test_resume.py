@@ -365,7 +365,7 @@ def test_environments_that_are_left_to_the_run_stay_as_many_when_it_goes_on_with
     small: dict[str, Any] = {"http": "off", "eval_interval_steps": None, "target_eval_episodes": 1}
     Trainer("CartPole-v1", PPO(), num_actors=2, run_dir=tmp_path, **small).learn(total_steps=1_024)
     config, algorithm = options_of_run(tmp_path)
-    assert isinstance(algorithm, PPO) and (config.envs_per_actor, algorithm.segment_length) == (8, 64)
+    assert isinstance(algorithm, PPO) and (config.envs_per_actor, algorithm.segment_length) == (8, 128)
     trainer = Trainer.resume(tmp_path, "+1k", num_actors=1)
     assert trainer.config.envs_per_actor == 8 and trainer.learn().summary["env_steps"] >= 2_024
 
