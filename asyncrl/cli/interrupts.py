@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 def run_until_signal(main: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine as `asyncio.run` does; for commands without a run, main thread only.
+    """Run a coroutine as `asyncio.run` does; for commands without a run. Signals are those of the main thread.
 
     The first signal cancels it, so that it closes what it has opened, also one that came before and that an import
     swallowed. A handler that raises KeyboardInterrupt would lose a signal that comes in a `__del__`.
@@ -48,7 +48,8 @@ def run_until_signal(main: Coroutine[Any, Any, _T]) -> _T:
             loop.remove_signal_handler(number)
             task.cancel()
 
-        for number in SIGNALS:
+        heeded = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+        for number in heeded:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, cancel, number)
         if ended_by:
