@@ -38,6 +38,8 @@ def run_until_signal(main: Coroutine[Any, Any, _T]) -> _T:
     import asyncio
 
     ended_by: list[int] = list(received)
+    heeded = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.getsignal(number) for number in heeded}
 
     async def cancelled_by_signals() -> _T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -48,9 +50,8 @@ def run_until_signal(main: Coroutine[Any, Any, _T]) -> _T:
             loop.remove_signal_handler(number)
             task.cancel()
 
-        heeded = SIGNALS if threading.current_thread() is threading.main_thread() else ()
-        for number in heeded:
-            if signal.getsignal(number) is not signal.SIG_IGN:
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
                 loop.add_signal_handler(number, cancel, number)
         if ended_by:
             task.cancel()
@@ -62,6 +63,9 @@ def run_until_signal(main: Coroutine[Any, Any, _T]) -> _T:
         if not ended_by:
             raise
         raise KeyboardInterrupt from error
+    finally:  # the loop leaves the default handlers
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Stoppable(Protocol):

@@ -360,8 +360,8 @@ class RingReader(RingEnd):
         read = [log[slots] for log in logs]
         # Entry i is overwritten while EPISODES is still i + EPISODE_LOG, by successes and games even before.
         begun = max(load_word_last(self.header, EPISODES) + 1, load_word(self.header, LOGGING))
-        counted = ~np.isnan(read[0].reshape(len(indices), -1)[:, 0]) if len(indices) else True
-        kept = (indices + EPISODE_LOG >= begun) & counted
+        left_out = np.isnan(read[0]).any(axis=tuple(range(1, read[0].ndim)))
+        kept = (indices + EPISODE_LOG >= begun) & ~left_out
         return episodes, *(values[kept] for values in read)
 
     def statistics(self) -> RingStatistics:

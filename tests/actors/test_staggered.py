@@ -233,7 +233,6 @@ class Logged(gymnasium.Env[Any, Any]):
 
     observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
-    max_steps = 40
 
     def __init__(self, path: str) -> None:
         self.path, self.steps, self.max_steps = path, 0, 40

@@ -894,6 +894,8 @@ def test_a_signal_at_any_place_cancels_a_command_without_a_run(number: int) -> N
         with pytest.raises(KeyboardInterrupt):
             run_until_signal(command())
         assert closed and time.monotonic() - began < SECONDS
+        kept = {**before, signal.SIGHUP: signal.SIG_DFL}
+        assert {n: signal.getsignal(n) for n in interrupts.SIGNALS} == kept, "for what follows in the command"
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
