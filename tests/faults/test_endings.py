@@ -888,14 +888,18 @@ def test_a_signal_at_any_place_cancels_a_command_without_a_run(number: int) -> N
             await asyncio.sleep(0)
             closed.append(True)
 
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` before the tests leaves it ignored
+    def own(number: int, frame: object) -> None:
+        """Handler of the command's entry."""
+
+    for one in interrupts.SIGNALS:
+        signal.signal(one, own)
     try:
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             run_until_signal(command())
         assert closed and time.monotonic() - began < SECONDS
-        kept = {**before, signal.SIGHUP: signal.SIG_DFL}
-        assert {n: signal.getsignal(n) for n in interrupts.SIGNALS} == kept, "for what follows in the command"
+        handlers = {signal.getsignal(one) for one in interrupts.SIGNALS}
+        assert handlers == {own}, "for what follows in the command"
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
