@@ -12,8 +12,8 @@ ours has all its options as the run chooses them, so that a changed default is a
     python -m benchmarks.peers.first_contact report --algo ppo --half judge
 
 Defaults are chosen by `--half choose` only; `--half judge` says what they are worth. `--half sparse` are environments
-with rare rewards, by which PPO's start without rewards is judged, `--half fresh` those that were named after the
-defaults were chosen. The report normalises the return
+with rare rewards, by which PPO's start without rewards is judged, `--half fresh` and `held_out` those that were named
+after the defaults were chosen. The report normalises the return
 of every run of ours, (ours - random) / (theirs - random), with the means of the random policy and of the peer's seeds
 on that environment. It gives the interquartile mean over runs with a stratified bootstrap interval (Agarwal et al.
 2021, Deep reinforcement learning at the edge of the statistical precipice), the worst environment, and CPU seconds.
@@ -404,7 +404,9 @@ def main() -> None:
     parser.add_argument("job", nargs="?", help="JSON of one job, for `job`")
     parser.add_argument("--side", choices=("asyncrl", "sb3", "random"), default="asyncrl")
     parser.add_argument("--algo", choices=tuple(STEPS), default="ppo")
-    parser.add_argument("--half", choices=("choose", "judge", "sparse", "fresh"), help="default: both halves")
+    parser.add_argument(
+        "--half", choices=("choose", "judge", "sparse", "fresh", "held_out"), help="default: both halves"
+    )
     parser.add_argument("--env", help="comma-separated environments in place of a half")
     parser.add_argument("--seeds", type=_seeds, default=_seeds("0-4"), help="0-4, or one")
     parser.add_argument("--steps", type=int, help="steps in place of those of the algorithm")

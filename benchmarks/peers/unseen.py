@@ -1,7 +1,8 @@
 """Environments that no preset was made for: the half that chooses default options, and the half that judges them.
 
 A few more, `sparse`, have rewards that a random policy hardly ever meets. They are in neither half. Those in `fresh`
-were named on 29 November 2026, after all default options were chosen and before any run on them.
+were named on 29 November 2026, after all default options were chosen and before any run on them, those in `held_out`
+so on 30 November, as two of the former had changed defaults by then.
 
 Both sides of `first_contact.py` see the same environment: where a library cannot take an observation as it is, the
 wrapper stands here and is used for all. Imports torch never, and an environment's package only when it is made.
@@ -59,7 +60,7 @@ class Unseen:
     """An environment of the study.
 
     Attributes:
-        half: whether it chooses default options or judges them; or `sparse` or `fresh`.
+        half: whether it chooses default options or judges them; or `sparse`, `fresh` or `held_out`.
         family: where it comes from.
         continuous: whether actions are real-valued.
         episodes: greedy episodes of the evaluation at the end of a run.
@@ -70,7 +71,7 @@ class Unseen:
         kwargs: arguments of the constructor.
     """
 
-    half: Literal["choose", "judge", "sparse", "fresh"]
+    half: Literal["choose", "judge", "sparse", "fresh", "held_out"]
     family: str
     continuous: bool = False
     episodes: int = 30
@@ -137,6 +138,18 @@ UNSEEN: Mapping[str, Unseen] = {
         "fresh", "Dict observations", make=f"{_SB3}:SimpleMultiObsEnv", episodes=200, share=0.1
     ),
     "IdentityMultiBinary": Unseen("fresh", "identity", make=f"{_SB3}:IdentityEnvMultiBinary"),
+    # Named once more, before any run.
+    "LunarLanderContinuous-v3": Unseen("held_out", "Box2D", continuous=True),
+    "Humanoid-v5": Unseen("held_out", "MuJoCo", continuous=True, episodes=10, share=0.5),
+    "HumanoidStandup-v5": Unseen("held_out", "MuJoCo", continuous=True, episodes=10, share=0.5),
+    "FetchPushDense-v4": Unseen("held_out", "Gymnasium-Robotics", continuous=True, share=0.5),
+    "AdroitHandPen-v1": Unseen("held_out", "Gymnasium-Robotics", continuous=True, share=0.5),
+    "MinAtar/Freeway-v1": Unseen("held_out", "MinAtar", limit=5_000),
+    "MinAtar/Seaquest-v1": Unseen("held_out", "MinAtar", limit=5_000),
+    "MiniGrid-Empty-Random-6x6-v0": Unseen("held_out", "MiniGrid", flatten=True),
+    "MiniGrid-RedBlueDoors-6x6-v0": Unseen("held_out", "MiniGrid", flatten=True),
+    "BabyAI-OneRoomS8-v0": Unseen("held_out", "BabyAI", flatten=True),
+    "popgym-CountRecallEasy-v0": Unseen("held_out", "popgym", episodes=200),
 }
 
 
