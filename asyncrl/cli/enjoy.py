@@ -70,11 +70,11 @@ def run(options: EnjoyOptions) -> None:
     from asyncrl.policies.load import load_named
 
     video = None if options.video is None else Path(options.video).expanduser()
-    if video is None:
-        require_display()
-    else:
+    if video is not None:
         require_video(video)
     policy, file = load_named(options.run, options.checkpoint)
+    if video is None:
+        require_display()
     with contextlib.ExitStack() as stack:
         env = policy.built_env("human" if video is None else "rgb_array")
         stack.callback(close_env, env)
