@@ -147,7 +147,7 @@ def _is_module(name: str) -> bool:
         return False
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
+    except Exception:  # a package around it may raise anything
         return False
 
 
