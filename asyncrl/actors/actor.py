@@ -331,11 +331,14 @@ class Actor:
             return error
         place = self.streams.place_of(env) if env < 0 else f"Environment {env // self.streams.num_agents}"
         who = f"{place} of actor {self.index}"
+        fix = "mend the environment; seed, action and episode step above say how to get there"
+        if call == "state":
+            fix += "; central_state='observations' learns without it"
         call = call or ("reset" if actions is None or self.streams.resetting else "step")
         return EnvironmentRaised(
             f"{who} raised {type(error).__name__} in {call}: {error_text(error)}",
             facts=facts,
-            fix="mend the environment; seed, action and episode step above say how to get there",
+            fix=fix,
             remote_traceback="".join(traceback.format_exception(error)),
         )
 

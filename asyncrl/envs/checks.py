@@ -159,15 +159,16 @@ def share_of_agents(successes: NDArray[np.int8]) -> int:
 
 
 def require_spaces(spec: EnvSpec, env: Any) -> None:
-    """Raise `SpacesDoNotFit` (ASYNC005) unless the spaces of `env` are those of `spec`, which another one gave."""
+    """Raise `SpacesDoNotFit` (ASYNC005) unless `env` has the spaces and agents of `spec`, which another one gave."""
     own = spec_of(spec.name, env)
     for what, first, here in (
-        ("action", spec.action, own.action),
-        ("observation", _stored(spec), _stored(own)),
+        ("one action space", spec.action, own.action),
+        ("one observation space", _stored(spec), _stored(own)),
+        ("the same agents", spec.agents, own.agents),
     ):
         if here != first:
             raise SpacesDoNotFit(
-                f"All environments of {spec.name} must have one {what} space, and they differ.",
+                f"All environments of {spec.name} must have {what}, and they differ.",
                 facts={"the first": first, "this one": here},
                 fix="build every environment of a factory with the same spaces",
             )

@@ -38,6 +38,8 @@ _LIBRARIES = (
     (r"rware-", "rware", "rware"),
 )
 """Libraries whose environments are registered when their module is imported: beginning of the ids, module, package."""
+_OF_AGENTS = re.compile(r"\w+_v\d+")
+"""Names of PettingZoo's modules of environments."""
 _LISTED = 5
 """Maximum number of names that an error lists."""
 MUJOCO_BELOW = "3.12"
@@ -133,10 +135,20 @@ def _unknown(name: str, env_id: str, reason: str, main_only: bool) -> UnknownEnv
 
 def _of_module(name: str) -> str:
     """Fix for a module's name in place of an id, `mine` or `mine.Env`; "" if no such module can be imported."""
-    module, _, inside = name.partition(".")
-    if not module.isidentifier() or importlib.util.find_spec(module) is None:
-        return ""
-    return f"name a class or a function of the module: {module}:{inside or 'NAME'}"
+    module, _, inside = name.rpartition(".")
+    if not module or (_is_module(name) and not _OF_AGENTS.fullmatch(inside)):
+        module, inside = name, "NAME"
+    return f"name a class or a function of the module: {module}:{inside}" if _is_module(module) else ""
+
+
+def _is_module(name: str) -> bool:
+    """Whether `name`, with dots for modules in packages, can be imported; imports the packages around it."""
+    if not all(map(str.isidentifier, name.split("."))):
+        return False
+    try:
+        return importlib.util.find_spec(name) is not None
+    except Exception:  # a package around it may raise anything
+        return False
 
 
 def _of_library(env_id: str) -> str:
@@ -185,7 +197,7 @@ def _environments_of(module: ModuleType) -> list[str]:
     """Return what `module:Name` may name: classes, functions and PettingZoo modules that make environments, ids."""
     own = [key for key, value in vars(module).items() if key[0] != "_" and _makes(value, module.__name__)]
     inner = pkgutil.iter_modules(getattr(module, "__path__", ()))
-    of_agents = [found.name for found in inner if re.fullmatch(r"\w+_v\d+", found.name)]
+    of_agents = [found.name for found in inner if _OF_AGENTS.fullmatch(found.name)]
     return [*own, *of_agents, *_ids_of(module)]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import ConfigurationError, SpacesDoNotFit, environment_calls
+from asyncrl.errors import ConfigurationError, EnvironmentNotBuilt, SpacesDoNotFit, environment_calls
 from asyncrl.interfaces import EnvSpec
 
 METHOD = "set_env_kwargs"
@@ -77,17 +77,23 @@ class Renewal:
                 method(**self.kwargs)
         else:
             env_checks.close_env(env)
-            env = self.source.changed(self.kwargs, ()).build(training=True)
+            try:
+                env = self.source.changed(self.kwargs, ()).build(training=True)
+            except EnvironmentNotBuilt as error:
+                error.facts["env_kwargs"] = dict(self.kwargs)
+                raise
         try:
             env_checks.require_spaces(self.spec, env)
         except SpacesDoNotFit as error:
             if method is None:
                 env_checks.close_env(env)
             run, here = error.facts.values()
+            what = "agents" if run == self.spec.agents else "spaces"
             raise SpacesDoNotFit(
-                f"The spaces of {self.source.name} are others with these env_kwargs; a run's spaces cannot change.",
+                f"The {what} of {self.source.name} are others with these env_kwargs; a run's {what} cannot change.",
                 facts={"of the run": run, "with these": here, "env_kwargs": dict(self.kwargs)},
-                fix="give all of its variants the same spaces, those of the largest",
+                fix=f"give all of its variants the same {what}, those of the largest"
+                + ("; some of them may take no part in an episode" if what == "agents" else ""),
             ) from error
         return env, method is None
 

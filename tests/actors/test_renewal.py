@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from actors_rig import Rig, until
 from gymnasium.spaces import Discrete
-from several_agents import Parallel, Tuples
+from several_agents import NAMES, Parallel, Tuples
 
 from asyncrl.actors.actor import renewal_seeds
 from asyncrl.actors.forkserver import ForkServer
@@ -161,6 +161,13 @@ def test_seeds_differ_between_changes_lives_actors_and_streams() -> None:
         (levels.Level, {"wide": True}, SpacesDoNotFit, "a run's spaces cannot change"),
         (levels.Settable, {"height": 1}, AsyncRLError, "set_env_kwargs of Settable raised TypeError"),
         (levels.plain_vector, {"level": 1}, ConfigurationError, "needs a method of that name"),
+        (Parallel, {"names": ("tank", "scout", "medic")}, SpacesDoNotFit, "The agents of .* are others"),
+        (
+            Parallel,
+            {"names": NAMES[:-1]},
+            SpacesDoNotFit,
+            "The agents of .* are others with these env_kwargs",
+        ),
     ],
 )
 def test_a_process_of_its_own_finds_what_an_environment_does_not_take(
@@ -171,7 +178,7 @@ def test_a_process_of_its_own_finds_what_an_environment_does_not_take(
     renewal = Renewal(source, spec_of(source.name, built), kwargs)
     with pytest.raises(kind, match=text) as found:
         asyncio.run(probe_renewal(server, renewal, 20.0))
-    assert found.value.fix
+    assert found.value.fix and found.value.facts["env_kwargs"] == str(kwargs)
 
 
 def test_actors_and_their_successors_have_the_newest(server: ForkServer) -> None:

@@ -18,7 +18,7 @@ from asyncrl.algorithms.rollout import Part
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.agents import AgentsEnv
 from asyncrl.envs.checks import spec_of
-from asyncrl.errors import SpacesDoNotFit
+from asyncrl.errors import EnvironmentRaised, SpacesDoNotFit
 from asyncrl.interfaces import Agent, DiscreteAction, EnvSpec, JointBatch, Segment
 from asyncrl.learning.ring_sizes import ring_layout
 
@@ -193,3 +193,19 @@ def test_errors_name_the_fix() -> None:
         env.reset(seed=0)
         with pytest.raises(Exception, match=text):
             env.state()
+
+
+def test_the_error_of_a_state_that_raises_names_the_option_that_does_without() -> None:
+    """PettingZoo's multiwalker: an episode that ends destroys the bodies that its `state()` looks at."""
+
+    class Destroyed(WithState):
+        def state(self) -> Any:
+            if not self.agents:
+                raise AttributeError("'NoneType' object has no attribute 'position'")
+            return super().state()
+
+    options: dict[str, Any] = {"num_actors": 1, "envs_per_actor": 2, "seed": 1, "http": "off"}
+    trainer = Trainer(Destroyed, dataclasses.replace(ON_POLICY, central_state="auto"), **options)
+    with pytest.raises(EnvironmentRaised, match="raised AttributeError in state") as raised:
+        trainer.learn(total_steps=500)
+    assert "central_state='observations' learns without it" in raised.value.fix

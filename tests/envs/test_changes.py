@@ -169,6 +169,9 @@ def test_classes_of_modules_are_environments(in_folder: Path) -> None:
         ("/some/where.py:Tiny", "write where:Tiny, in the folder of that file"),
         ("module_in_folder", "name a class or a function of the module: module_in_folder:NAME"),
         ("module_in_folder.Tiny", "name a class or a function of the module: module_in_folder:Tiny"),
+        ("gymnasium.envs.Tiny", "name a class or a function of the module: gymnasium.envs:Tiny"),
+        ("gymnasium.envs", "name a class or a function of the module: gymnasium.envs:NAME"),
+        ("mpe2.simple_spread_v3", "name a class or a function of the module: mpe2:simple_spread_v3"),
     ],
 )
 def test_files_and_modules_in_place_of_an_id_are_answered(in_folder: Path, name: str, fix: str) -> None:
