@@ -350,15 +350,24 @@ def mapping_from_texts(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def texts_of_mapping(values: Mapping[str, Any]) -> list[str]:
-    """Format `values` as texts that `mapping_from_texts` parses back.
+    """Format `values` as texts that `mapping_from_texts` parses back; NumPy's numbers become Python's.
 
     Raises:
         ValueError: a value is not a Python literal.
     """
-    texts = [f"{key}:{value!r}" for key, value in values.items()]
+    texts = [f"{key}:{_without_numpy(value)!r}" for key, value in values.items()]
     if mapping_from_texts(texts) != dict(values):
         raise ValueError(values)
     return texts
+
+
+def _without_numpy(value: Any) -> Any:
+    """`value` with Python's numbers in place of NumPy's, whose texts are not literals."""
+    if isinstance(value, Mapping):
+        return {key: _without_numpy(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_without_numpy, value))
+    return value.item() if getattr(value, "shape", None) == () else value
 
 
 def _convert_union(kinds: tuple[Any, ...], value: Any) -> Any:

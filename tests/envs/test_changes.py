@@ -80,6 +80,15 @@ def test_texts_and_mappings(texts: list[str], values: dict[str, Any]) -> None:
     assert config.env_kwargs == values == TrainerConfig(env="x", algo="dqn", env_kwargs=values).env_kwargs
 
 
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    """As of a curriculum by `np.linspace`."""
+    values = {"a": np.float64(0.5), "b": (np.int64(2), [np.bool_(True)]), "c": {"d": np.float32(0.25)}}
+    config = TrainerConfig(env="x", algo="dqn", env_kwargs=values)
+    assert repr(config.env_kwargs) == "{'a': 0.5, 'b': (2, [True]), 'c': {'d': 0.25}}"
+    with pytest.raises(ValueError, match="env_kwargs must be"):
+        TrainerConfig(env="x", algo="dqn", env_kwargs={"a": np.arange(3)})
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
