@@ -240,6 +240,12 @@ class AgentsEnv:
             raise self._broken(
                 "the constructor", f"possible_agents is {self._keys!r}, and must name every agent once"
             )
+        for what in ("observation_space", "action_space"):
+            if not callable(found := getattr(parallel, what, None)):
+                kind = type(found).__name__
+                raise self._broken(
+                    "the constructor", f"{what} is a {kind}, and must be a method of the agent's name"
+                )
         self._take_forms(agent_id, pad_spaces)
         self.state_values = _state_values(parallel)
         self._shape = tuple(self.observation_space.shape or ())
@@ -350,7 +356,8 @@ class AgentsEnv:
         for key in self.parallel.agents:
             n = self._index.get(key)
             if n is None or not acting[n]:
-                what = "is not one of possible_agents" if n is None else "begins within an episode"
+                begins = "begins within an episode, or is still in agents after its end"
+                what = "is not one of possible_agents" if n is None else begins
                 raise self._broken("step", f"agent {key} {what}")
             stays[n] = True
         row: list[Any] = [0.0] * len(acting)

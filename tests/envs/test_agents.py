@@ -432,6 +432,7 @@ def never_ends(self: Any, returned: list[Any]) -> Any:
             ParallelAPIBroken,
             "no agent takes part",
         ),
+        (broken(action_space={}), ParallelAPIBroken, "action_space is a dict, and must be a method"),
         (broken(reset=lambda self: ({}, {})), OldGymAPI, "seed"),
         (broken(reset=lambda self, seed=None, options=None: {}), ParallelAPIBroken, "it returned dict"),
     ],
