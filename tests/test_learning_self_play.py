@@ -26,12 +26,8 @@ def rates_of(policy: Any) -> tuple[float, float]:
     )
 
 
-def test_a_policy_that_plays_against_its_past_beats_players_that_it_has_never_met() -> None:
-    """In lockstep, so that its numbers are the same on every processor of one kind.
-
-    On a Zen 3 five seeds have 0.78 to 0.88 and 0.20 to 0.48, together 1.15 in the mean (deviation 0.13). At a constant
-    rate four have 0.71 to 0.78 and 0.14 to 0.42.
-    """
+def trained(seed: int) -> tuple[Any, Any]:
+    """Policy and last snapshot of a run in lockstep."""
     algorithm = PPO(
         discipline="lockstep",
         hidden_sizes=(64, 64),
@@ -56,13 +52,23 @@ def test_a_policy_that_plays_against_its_past_beats_players_that_it_has_never_me
         eval_interval_steps=None,
         target_eval_episodes=2,
         http="off",
-        seed=2,
+        seed=seed,
     )
-    result = trainer.learn(total_steps=60_000)
-    against_random, ahead = rates_of(result.policy)
-    assert against_random >= 0.7 and against_random + ahead >= 0.85
-    last = trainer.snapshot()
-    assert last is not None and last.elo > 1300 and len(last.opponents) > 10
-    result.policy.policy.load_weights(np.zeros_like(result.policy.weights))
-    against_random, ahead = rates_of(result.policy)
-    assert against_random + ahead < 0.75, f"the bars tell learning from none: {against_random}, {ahead}"
+    return trainer.learn(total_steps=60_000).policy, trainer.snapshot()
+
+
+def test_policies_that_play_against_their_past_beat_players_that_they_have_never_met() -> None:
+    """Mean of three seeds, as digits, and so the rates of one seed, differ between kinds of processors.
+
+    On a Zen 3 seeds 0 to 4 have 0.78 to 0.88 and 0.20 to 0.48.
+    """
+    rates = []
+    for seed in range(3):
+        policy, last = trained(seed)
+        assert last is not None and last.elo > 1300 and len(last.opponents) > 10
+        rates.append(rates_of(policy))
+    against_random, ahead = np.mean(rates, axis=0)
+    assert against_random >= 0.75 and ahead >= 0.2, rates
+    policy.policy.load_weights(np.zeros_like(policy.weights))
+    against_random, ahead = rates_of(policy)
+    assert against_random < 0.7 and ahead < 0.12, "the bars tell learning from none"

@@ -3,8 +3,8 @@
 torch computes float32 products with MKL, which takes no AVX-512 kernels on AMD's processors; NumPy's OpenBLAS does.
 GFLOP/s on one thread of a Zen 5, torch / NumPy: 111 / 237 for (256, 256, 256), 88 / 184 for (64, 64, 64). On a Zen 4,
 whose AVX-512 units are half as wide, wide products are equal and narrow ones differ: (256, 256, 6) takes 88 / 8.5
-microseconds. On a Zen 3, which has no such units, narrow products differ too, but whole updates take as long with
-either (0.98 to 1.07 of seven kinds). `benchmarks/systems/products.py` measures products.
+microseconds. On a Zen 3, which has no such units, wide products are about equal too (NumPy's 0.91 to 1.2 times as fast;
+`results/products_zen3.json`). `benchmarks/systems/products.py` measures both.
 
 The choice follows from the processor and from how torch and NumPy were built, never from a timing: the digits of a
 lockstep run depend on it. `np.dot` is used rather than `np.matmul`: its fixed cost is smaller and it computes outer

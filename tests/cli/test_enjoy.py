@@ -225,9 +225,8 @@ def test_no_display_no_package_and_a_wrong_name_are_said(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.platform", "linux")
     assert "--video out.mp4" in refusal(capsys, file)
-    assert "--video" not in refusal(
-        capsys, str(tmp_path / "missing")
-    )  # the run comes first: it is wrong for both
+    # A missing run comes before a missing display.
+    assert "--video" not in refusal(capsys, str(tmp_path / "missing"))
     assert "must end with one of .mp4" in refusal(capsys, file, "--video", str(tmp_path / "x.avi"))
     assert "there is no folder" in refusal(capsys, file, "--video", str(tmp_path / "no" / "x.mp4"))
     found = importlib.util.find_spec

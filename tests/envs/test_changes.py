@@ -189,6 +189,13 @@ def test_files_and_modules_in_place_of_an_id_are_answered(in_folder: Path, name:
     assert unknown.value.fix == fix
 
 
+def test_a_package_that_raises_hides_no_unknown_name(in_folder: Path) -> None:
+    (in_folder / "raising").mkdir()
+    (in_folder / "raising" / "__init__.py").write_text("raise RuntimeError('here')")
+    with pytest.raises(UnknownEnvironment):
+        EnvSource.from_user("raising.inner.Tiny").build()
+
+
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
