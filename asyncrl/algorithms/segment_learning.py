@@ -149,16 +149,21 @@ class SegmentLearning(Hyperparameters):
         least `SHORTEST` rows, below which advantages would consist of little but the value network's error. Bytes are
         normalised: as inputs they saturate the first layer. `gamma` follows from the time limit, and first episodes are
         staggered where it is longer than a segment: episodes that all end by it stay in step, and a batch then shows
-        one part of them.
+        one part of them. With self-play they are not: an opponent changes when an episode ends.
 
         Raises:
-            ValueError: `staggered_resets` is true, and no time limit is known.
+            ValueError: `staggered_resets` is true, and no time limit is known, or there is self-play.
         """
         streams = self.streams_of_batch(config, spec)
         discrete, real_valued = self.batch_steps
         steps = real_valued if isinstance(spec.action, BoxAction) else discrete
         segment = self.segment_length or max(SHORTEST, steps // streams)
         normalized, staggered = self.normalize_observations, self.staggered_resets
+        self_play = config.self_play != "none"
+        if staggered and self_play:
+            raise ValueError(
+                f"staggered_resets must be none or false with self_play={config.self_play!r}, got true"
+            )
         if staggered and spec.time_limit is None:
             raise ValueError(
                 f"staggered_resets must be none or false for {spec.name}, whose time limit is not known, got true; "
@@ -169,7 +174,9 @@ class SegmentLearning(Hyperparameters):
             gamma=self.gamma_for(spec),
             segment_length=segment,
             normalize_observations=spec.observation_kind == "bytes" if normalized is None else normalized,
-            staggered_resets=(spec.time_limit or 0) > segment if staggered is None else staggered,
+            staggered_resets=(
+                not self_play and (spec.time_limit or 0) > segment if staggered is None else staggered
+            ),
         )
 
     def staggered_limit(self, spec: EnvSpec) -> int:

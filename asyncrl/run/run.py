@@ -570,7 +570,7 @@ class Run:
             requests=None if requests is None else requests.layout,
             among=self.group.among,
             self_play=self_play,
-            staggered=self._staggered_limit() if self_play is None else 0,
+            staggered=self._staggered_limit(),
         )
         self.pool = ActorPool(
             self._server,

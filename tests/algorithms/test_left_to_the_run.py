@@ -73,6 +73,14 @@ def test_first_episodes_cannot_be_staggered_without_a_known_time_limit() -> None
         PPO(staggered_resets=True).for_run(config, SPEC)
 
 
+def test_first_episodes_are_not_staggered_with_self_play() -> None:
+    config = TrainerConfig(env="any", algo="ppo", num_actors=1, self_play="uniform")
+    spec = replace(SPEC, max_episode_steps=500)
+    assert PPO(segment_length=64).for_run(config, spec).staggered_resets is False
+    with pytest.raises(ValueError, match=r"staggered_resets must be none or false with self_play='uniform'"):
+        PPO(staggered_resets=True, segment_length=64).for_run(config, spec)
+
+
 @pytest.mark.parametrize(
     ("values", "told", "critics"),
     [
