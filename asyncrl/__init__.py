@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.sac import SAC
     from asyncrl.algorithms.td3 import TD3
     from asyncrl.algorithms.td3bc import TD3BC
+    from asyncrl.algorithms.td7 import TD7
     from asyncrl.algorithms.tqc import TQC
     from asyncrl.algorithms.vdn import VDN
     from asyncrl.config import TrainerConfig
@@ -96,6 +97,7 @@ __all__ = [
     "SAC",
     "TD3",
     "TD3BC",
+    "TD7",
     "TQC",
     "VDN",
     "AsyncRLError",

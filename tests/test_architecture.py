@@ -51,6 +51,7 @@ DOORS = {
             "acting.noisy_layers",
             "acting.own_module",
             "acting.recurrent_module",
+            "acting.sale_module",
             "learning.learner_thread",
             "learning.divergence",
             "learning.mirror",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from asyncrl.acting.numpy_network import NumpyNetwork
+from asyncrl.acting.sale import SaleNetwork
 from asyncrl.acting.schedules import parameters_of
 from asyncrl.envs.observations import SMALLEST_IMAGE, Image, image_of
 from asyncrl.errors import SpacesDoNotFit
@@ -237,9 +238,9 @@ class ShapedNetwork:
         return self.factory(inputs, outputs, observation_shape=self.observation_shape)
 
 
-def numpy_network(factory: Any) -> NumpyNetwork | None:
+def numpy_network(factory: Any) -> NumpyNetwork | SaleNetwork | None:
     """Return the network that `factory` makes, in NumPy; None for a factory of the user's own."""
-    return factory.numpy if isinstance(factory, ImageNetwork) else None
+    return factory.numpy if isinstance(factory, ImageNetwork | SaleNetwork) else None
 
 
 def network_text(policy: Any) -> str:

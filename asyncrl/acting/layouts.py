@@ -24,6 +24,9 @@ NetworkFactory = Callable[[int, int], Any]
 LAYER_NORM_EPS = 1e-5
 """Added to the variance in layer normalisation (Ba et al. 2016), as torch does."""
 
+AVG_L1_EPS = 1e-8
+"""Least mean of absolute values by which AvgL1Norm divides (Fujimoto et al. 2023), as in the paper's code."""
+
 
 def parameter_count(sizes: Sequence[int], copies: int = 1, layer_norm: bool = False) -> int:
     """Number of parameters of `copies` perceptrons with the widths `sizes`, from the input to the outputs."""

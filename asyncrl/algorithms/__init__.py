@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.sac import SAC as SAC
     from asyncrl.algorithms.td3 import TD3 as TD3
     from asyncrl.algorithms.td3bc import TD3BC as TD3BC
+    from asyncrl.algorithms.td7 import TD7 as TD7
     from asyncrl.algorithms.tqc import TQC as TQC
     from asyncrl.algorithms.vdn import VDN as VDN
 

@@ -20,7 +20,7 @@ SUPPORTED = {
     **dict.fromkeys(
         ("dqn", "c51", "qrdqn", "rainbow", "r2d2", "pqn", "vdn", "qmix"), frozenset({"Discrete"})
     ),
-    **dict.fromkeys(("ddpg", "td3", "sac", "tqc", "crossq"), frozenset({"Box"})),
+    **dict.fromkeys(("ddpg", "td3", "td7", "sac", "tqc", "crossq"), frozenset({"Box"})),
     **dict.fromkeys(("td3bc", "iql"), frozenset({"Box"})),
     "bc": frozenset({"Discrete", "MultiDiscrete", "Box"}),
     "maddpg": frozenset({"Discrete", "Box"}),

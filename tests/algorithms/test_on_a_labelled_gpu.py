@@ -150,6 +150,8 @@ def settings(name: str) -> dict[str, tuple[str, dict[str, Any]]]:
         found, own = BOX_SETTINGS, BOX_ONLY.get(name, {})
         if name == "crossq":  # it refuses images
             found = {setting: kind for setting, kind in found.items() if setting != "frames"}
+        if name == "td7":  # it takes no network
+            found = {key: found[key] for key in ("plain", "prioritized", "bytes", "normalised", "two rates")}
     else:
         found, own = Q_SETTINGS | GRAPHS, {}
     left_out = set() if name in ALL else SHARED | (OF_A_CLASS if name in REPRESENTED else set())

@@ -36,7 +36,7 @@ def test_an_explanation() -> None:
     text, _ = explain("samples_per_insert")
     assert text.startswith(
         "samples_per_insert: option of c51, crossq, ddpg, dqn, maddpg, qmix, qrdqn, r2d2, rainbow, sac, td3,\n"
-        "  tqc, vdn\n"
+        "  td7, tqc, vdn\n"
     )
     assert explain("--dqn.samples-per-insert")[0].startswith("samples_per_insert: option of dqn\n")
     assert "  flag       --dqn.samples-per-insert X\n" in text
@@ -45,7 +45,7 @@ def test_an_explanation() -> None:
     assert "  type       a number or none\n" in text
     assert "  range      greater than 0 and finite\n" in text
     assert (
-        "16.0 for c51, dqn, maddpg, qmix, qrdqn, rainbow, vdn; 128.0 for crossq, ddpg, sac, td3, tqc"
+        "16.0 for c51, dqn, maddpg, qmix, qrdqn, rainbow, vdn; 128.0 for crossq, ddpg, sac, td3, td7, tqc"
         in " ".join(text.split())
     )
     assert "  presets    32.0 in CartPole-v1 (c51, dqn, qrdqn, rainbow)" in text

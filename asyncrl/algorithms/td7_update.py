@@ -1,0 +1,315 @@
+"""Update of TD7. Its networks are in `networks/sale.py`.
+
+All trained networks are parts of one flat vector, and all their gradients are computed with the weights before the
+update, as in `continuous_update.py`; the paper's code updates encoders, critics and actor one after the other.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.acting.box import scaling
+from asyncrl.acting.modules import MAKING, bind, flat_size
+from asyncrl.acting.schedules import value_at
+from asyncrl.algorithms.continuous import ActorLoss, CriticLoss, DeterministicActor
+from asyncrl.algorithms.replay_update import ReplayUpdate
+from asyncrl.algorithms.staging import StagedBatch
+from asyncrl.interfaces import EnvSpec
+from asyncrl.networks.flat_vector import FlatVector
+from asyncrl.networks.module import ModuleGradient
+from asyncrl.networks.optimizer import FlatAdam
+from asyncrl.networks.parameters import HostCopy
+from asyncrl.networks.sale import SaleNetworks
+
+
+class Losses(NamedTuple):
+    """Formulas of TD7: its record says what they are.
+
+    Attributes:
+        encoders: function of `(pair, next_z)`.
+        targets: function of `(next_q, batch, low, high)`.
+        critics: function of `(q, y, weight)`.
+        actor: function of `(q,)`.
+    """
+
+    encoders: Callable[[Tensor, Tensor], Tensor]
+    targets: Callable[[Tensor, StagedBatch, Tensor, Tensor], Tensor]
+    critics: Callable[[Tensor, Tensor, Tensor], CriticLoss]
+    actor: Callable[[Tensor], ActorLoss]
+
+
+class Learned(NamedTuple):
+    """Results of an update other than the gradient, on the device.
+
+    Attributes:
+        critic, encoder: losses, scalars.
+        q: values of the batch's actions `[C, B, 1]`.
+        actor: loss, a scalar; None if the actor was not updated.
+    """
+
+    critic: Tensor
+    encoder: Tensor
+    q: Tensor
+    actor: Tensor | None
+
+
+class TD7Update(ReplayUpdate):
+    """Encoders, actor and critics of TD7, and their targets. See `ReplayUpdate`.
+
+    Args:
+        config, spec, device: see `ReplayUpdate`.
+        seed: seed of the initial weights, which are the same on every device, and of the noise, which is not.
+        losses: the formulas.
+        smoothing: function from the target policy's action and standard normal noise to the smoothed action `[B, d]`.
+        sizes: values of an embedding, and number of critics.
+        interval: updates between replacements.
+        least_priority: least |TD error| of a priority.
+
+    Attributes:
+        layout: shape of the network that acts.
+        networks: the trained networks, on one flat vector.
+        fixed: encoders that actor and critics read; those of the last replacement.
+        target: target networks; its encoders are those before the last replacement.
+        generator: random generator of the noise.
+    """
+
+    config: DeterministicActor
+    STATE = (
+        *ReplayUpdate.STATE,
+        *("_flat", "_fixed", "_target", "_range", "_optimizers", "generator", "last_actor_loss"),
+    )
+
+    def __init__(
+        self,
+        config: DeterministicActor,
+        spec: EnvSpec,
+        device: str = "cpu",
+        seed: int = 0,
+        *,
+        losses: Losses,
+        smoothing: Callable[[Tensor, Tensor], Tensor],
+        sizes: tuple[int, int],
+        interval: int,
+        least_priority: float,
+    ) -> None:
+        self.layout = layout = config.layout(spec)
+        super().__init__(config, spec, device, layout)
+        self._losses, self._smoothing = losses, smoothing
+        self._interval, self._least_priority = interval, least_priority
+        self._scaling = scaling(layout.action)
+        self.movable = torch.from_numpy(self._scaling[1] > 0).to(self.device, torch.float32)
+        with torch.no_grad():
+            self._make_networks(seed, *sizes)
+        self._make_optimizers()
+        own = np.random.SeedSequence(seed).spawn(1)[0].generate_state(1)[0]
+        where = "cuda" if self.device.type == "cuda" else "cpu"
+        self.generator = torch.Generator(where).manual_seed(int(own))
+        self._learned: Learned | None = None
+        self._actor_loss: Tensor | float = math.nan
+        self._acting = False
+
+    def _make_networks(self, seed: int, embedding: int, copies: int) -> None:
+        config, layout = self.config, self.layout
+        hidden = config.hidden_sizes, config.critic_hidden_sizes or config.hidden_sizes
+        with MAKING, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            made = SaleNetworks(layout.inputs, layout.action_values, *hidden, embedding, copies)
+        flat = torch.cat([p.detach().reshape(-1) for p in made.parameters()]).to(self.device)
+        encoders = flat_size([made.encoders])
+        self._flat, self._target, self._fixed = flat, flat.clone(), flat[:encoders].clone()
+        self.networks, self.target = made.to(self.device), copy.deepcopy(made).requires_grad_(False)
+        self.fixed = copy.deepcopy(self.target.encoders)
+        for module, vector in (
+            (self.networks, flat),
+            (self.target, self._target),
+            (self.fixed, self._fixed),
+        ):
+            bind([module], vector)
+        head = encoders + flat_size([made.head])
+        self._slices = {
+            "encoders": slice(encoders),
+            "policy": slice(encoders, head),
+            "critics": slice(head, None),
+        }
+        self._states = flat_size([made.encoders.states])
+        self._head_to_host = HostCopy(flat[self._slices["policy"]])
+        self._encoder_to_host = HostCopy(self._fixed[: self._states])
+        self._range = torch.tensor((0.0, 0.0, math.inf, -math.inf), device=self.device)
+
+    def _make_optimizers(self) -> None:
+        flat, gradient, norm = self._flat, torch.zeros_like(self._flat), self.config.max_grad_norm
+        self._optimizers = {
+            name: FlatAdam(flat[at], gradient[at], eps=self.config.adam_eps, max_grad_norm=norm)
+            for name, at in self._slices.items()
+        }
+        parts = self.networks.encoders, self.networks.head, self.networks.critics
+        self._gradients = {
+            name: ModuleGradient(([part], gradient[at]))
+            for part, (name, at) in zip(parts, self._slices.items(), strict=True)
+        }
+        self.vector = FlatVector(flat, gradient, self._slices["critics"], (self.statistics, self.bounds))
+        self.vector.moments = tuple(adam.moments for adam in self._optimizers.values())
+
+    def _make_buffers(self, batch: StagedBatch) -> TD7Buffers:
+        return TD7Buffers(batch, self)
+
+    def _update(self, buffers: TD7Buffers) -> Tensor | None:
+        """Make one step of encoders and critics and, at every `policy_delay`-th update, of the actor."""
+        config, rate = self.config, self.config.learning_rate_at(self._updates, self._progress)
+        acting = self._acting = (self._updates + 1) % config.policy_delay == 0
+        for name, adam in self._optimizers.items():
+            adam.set_learning_rate(self.actor_learning_rate if name == "policy" else rate)
+        buffers.noise.normal_(generator=self.generator)
+        self._run(partial(self._compute, buffers, acting), acting)
+        learned = self._learned = buffers.learned[acting]
+        if learned.actor is not None:
+            self._actor_loss = learned.actor
+        if (self._updates + 1) % self._interval == 0:
+            self._replace_targets()
+        return buffers.priorities if config.prioritized else None
+
+    def _compute(self, buffers: TD7Buffers, acting: bool) -> None:
+        """Run the part of an update that needs the device only; the operations are the same for every batch."""
+        with torch.inference_mode(False), self.precision:
+            buffers.learned[acting] = self._learn(buffers, acting)
+        self.vector.begin_step(part=slice(None) if acting else self._slices["critics"])
+        for name, adam in self._optimizers.items():
+            if acting or name != "policy":
+                adam.step(adam.learning_rate)
+
+    def _learn(self, buffers: TD7Buffers, acting: bool) -> Learned:
+        """Fill the gradient, the actor's only if `acting`, and the priorities."""
+        batch, networks, fixed = buffers.batch, self.networks, self.fixed
+        with torch.enable_grad():
+            pair = networks.encoders.pairs(networks.encoders.states(buffers.obs), batch.action)
+            with torch.no_grad():
+                next_z = networks.encoders.states(buffers.next_obs)
+            of_encoders = self._losses.encoders(pair, next_z)
+        self._gradients["encoders"].fill(of_encoders, buffers.one)
+        y = self._targets(buffers)
+        z = fixed.states(buffers.obs)
+        with torch.enable_grad():
+            q = networks.values(
+                torch.cat((buffers.obs, batch.action), dim=1), z, fixed.pairs(z, batch.action)
+            )
+            of_critics = self._losses.critics(q, y, batch.weight)
+        self._gradients["critics"].fill(of_critics.loss, buffers.one)
+        torch.amax(of_critics.td.abs().clamp(min=self._least_priority), dim=0, out=buffers.priorities)
+        losses = of_critics.loss.detach(), of_encoders.detach(), q.detach()
+        if not acting:
+            return Learned(*losses, None)
+        with torch.enable_grad():
+            action = networks.head(buffers.obs, z).tanh() * self.movable
+            own_q = networks.values(torch.cat((buffers.obs, action), dim=1), z, fixed.pairs(z, action))
+            of_actor = self._losses.actor(own_q).loss
+        self._gradients["policy"].fill(of_actor, buffers.one)
+        return Learned(*losses, of_actor.detach())
+
+    def _targets(self, buffers: TD7Buffers) -> Tensor:
+        """Targets of the critics `[B, 1]`; the range that was seen takes them in."""
+        batch, target, next_obs = buffers.batch, self.target, buffers.next_obs
+        z = target.encoders.states(next_obs)
+        action = target.head(next_obs, z).tanh()
+        action = self._smoothing(action, buffers.noise) * self.movable
+        next_q = target.values(torch.cat((next_obs, action), dim=1), z, target.encoders.pairs(z, action))
+        low, high, lowest, highest = self._range
+        if not self.config.bound_targets:
+            low, high = low.new_tensor(-math.inf), low.new_tensor(math.inf)
+        y = self._losses.targets(next_q, batch, low, high)
+        torch.minimum(lowest, y.min(), out=lowest)
+        torch.maximum(highest, y.max(), out=highest)
+        return y
+
+    def _replace_targets(self) -> None:
+        """Replace the targets by the trained networks, their encoders by the fixed ones, and these by the trained."""
+        encoders = self._slices["encoders"]
+        self._target.copy_(self._flat)
+        self._target[encoders].copy_(self._fixed)
+        self._fixed.copy_(self._flat[encoders])
+        self._range[:2] = self._range[2:]
+
+    @property
+    def actor_learning_rate(self) -> float:
+        """Learning rate of the actor at the next update."""
+        config, rate = self.config, self.config.learning_rate_at(self._updates, self._progress)
+        own = config.actor_learning_rate
+        if own is None:
+            return rate
+        if callable(own) or callable(config.learning_rate):
+            return value_at(own, self._progress)
+        return rate * own / config.learning_rate
+
+    @property
+    def last_actor_loss(self) -> float:
+        """Actor's loss at its last update, NaN before; waits for the device."""
+        return float(self._actor_loss)
+
+    @last_actor_loss.setter
+    def last_actor_loss(self, loss: float) -> None:
+        self._actor_loss = loss
+
+    def _write_network(self, out: NDArray[np.float32]) -> None:
+        """Copy the encoder that the actor reads, and the head."""
+        self._encoder_to_host(out[: self._states])
+        self._head_to_host(out[self._states :])
+
+    def _begin_network(self, flat: Tensor) -> None:
+        encoder, head = flat[: self._states], flat[self._states :]
+        for vector in (self._flat, self._fixed, self._target):
+            vector[: self._states].copy_(encoder)
+        for vector in (self._flat, self._target):
+            vector[self._slices["policy"]].copy_(head)
+
+    def metrics(self) -> Mapping[str, float]:
+        """`ReplayUpdate.metrics`, and the losses of encoders and actor, the actor's at its last update.
+
+        The gradient norm includes the actor's gradient only if the last update moved it.
+        """
+        values, learned = super().metrics(), self._learned
+        if learned is None:
+            return values
+        own = {"train/encoder_loss": float(learned.encoder)}
+        return {
+            **values,
+            **own,
+            **({} if math.isnan(loss := self.last_actor_loss) else {"train/actor_loss": loss}),
+        }
+
+    def _last_update(self) -> tuple[float, Tensor, float] | None:
+        if self._learned is None:
+            return None
+        moved = [adam for name, adam in self._optimizers.items() if self._acting or name != "policy"]
+        norm = math.hypot(*(float(adam.grad_norm) for adam in moved if adam.grad_norm is not None))
+        return float(self._learned.critic), self._learned.q, norm
+
+    def _of_actions(self, q: Tensor, action: NDArray[Any]) -> Tensor | None:
+        return q.squeeze(2).mean(dim=0) if q.shape[1] == len(action) else None
+
+
+class TD7Buffers:
+    """Inputs of an update for one batch size.
+
+    Attributes:
+        batch: the batch on the device; `stage` fills it.
+        obs, next_obs: `[B, inputs]`, views of the batch.
+        noise: `[B, d]`, standard normal noise of the smoothing.
+        priorities: `[B, 1]`, the largest |TD error| of the critics, at least `least_priority`.
+        one: gradient of a loss at itself.
+        learned: results of the last update with the actor and of the last one without it.
+    """
+
+    def __init__(self, batch: StagedBatch, update: TD7Update) -> None:
+        self.batch, self.stage = batch, batch.stage
+        self.obs, self.next_obs = batch.rows.split(batch.size)
+        self.noise = batch.rows.new_zeros(batch.size, update.layout.action_values)
+        self.priorities, self.one = batch.rows.new_zeros(batch.size, 1), batch.rows.new_ones(())
+        self.learned: dict[bool, Learned] = {}
