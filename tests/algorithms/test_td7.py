@@ -22,6 +22,8 @@ from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import BoxAction, EnvSpec
 
 SMALL: dict[str, Any] = {"hidden_sizes": (9, 8), "batch_size": SIZE, "learning_rate": 3e-3, "adam_eps": 1e-4}
+FIXED = EnvSpec("fixed", (4,), "float32", BoxAction((-1.0, 2.0), (1.0, 2.0), (2,)))
+"""The range of its second action value is empty."""
 PIXELS = EnvSpec("pixels", (21, 21), "uint8", BoxAction((-1.0,), (1.0,), (1,)), observation_kind="image")
 
 
@@ -39,6 +41,7 @@ class Twin:
     def __init__(self, record: TD7, core: TD7Update) -> None:
         config, net = record, copy.deepcopy(core.networks).requires_grad_(True)
         self.config, self.scaling, self.updates = config, core._scaling, 0
+        self.movable = torch.from_numpy((core._scaling[1] > 0).astype(np.float32))
         self.f, self.g, self.head, self.critics = (
             net.encoders.states,
             net.encoders.pairs,
@@ -62,7 +65,7 @@ class Twin:
 
     def staged(self, batch: Any) -> list[Tensor]:
         centre, half = self.scaling
-        action = (batch.action.reshape(len(batch.action), -1) - centre) / np.where(half > 0, half, 1.0)
+        action = (batch.action.reshape(len(batch.action), -1) - centre) / np.where(half > 0, half, np.inf)
         columns = (batch.reward[:, None], batch.discount[:, None], batch.weight[:, None] / len(action))
         rows = (
             array.reshape(len(action), -1).astype(np.float32) / (255 if array.dtype == np.uint8 else 1)
@@ -79,7 +82,7 @@ class Twin:
             encoders = self.target.encoders
             z = encoders.states(next_obs)
             smooth = (config.target_noise * noise).clamp(-config.target_noise_clip, config.target_noise_clip)
-            next_action = (torch.tanh(self.target.head(next_obs, z)) + smooth).clamp(-1, 1)
+            next_action = (torch.tanh(self.target.head(next_obs, z)) + smooth).clamp(-1, 1) * self.movable
             x, pair = torch.cat((next_obs, next_action), 1), encoders.pairs(z, next_action)
             next_q = torch.cat([critic(x, pair, z) for critic in self.target.critics], 1).amin(
                 1, keepdim=True
@@ -92,7 +95,7 @@ class Twin:
         error = (torch.cat([critic(x, pair, z) for critic in self.critics], 1) - y).abs()
         losses.append((weight * torch.where(error < 1, 0.5 * error**2, error)).sum())
         if self.updates % config.policy_delay == 0:
-            own = torch.tanh(self.head(obs, z))
+            own = torch.tanh(self.head(obs, z)) * self.movable
             x, pair = torch.cat((obs, own), 1), self.still.pairs(z, own)
             losses.append(-torch.cat([critic(x, pair, z) for critic in self.critics], 1).mean())
         grads = [torch.autograd.grad(loss, own) for loss, own in zip(losses, self.parts, strict=False)]
@@ -118,7 +121,7 @@ class Twin:
         return torch.cat([p.detach().reshape(-1) for module in modules for p in module.parameters()])
 
 
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize("spec", [*SPECS.values(), FIXED], ids=lambda spec: str(spec.name))
 @pytest.mark.parametrize(
     "options",
     [
