@@ -150,7 +150,7 @@ class TrainedPolicy:
         """`predict` of several policies: of observations by agent, or of rows of all agents in order."""
         if not self._by_agent(obs):
             self._refuse_other_keys(obs)
-            return self._predict_rows(np.asarray(obs), state, episode_start, deterministic)
+            return self._predict_rows(obs, state, episode_start, deterministic)
         actions: dict[Any, Any] = {}
         after: dict[Any, Any] = {}
         for part, own in self.of_agents(obs):
@@ -173,14 +173,16 @@ class TrainedPolicy:
                 yield self._own_part(policy.name), own
 
     def _predict_rows(
-        self, rows: NDArray[Any], state: Any, episode_start: Any, deterministic: bool
+        self, obs: Any, state: Any, episode_start: Any, deterministic: bool
     ) -> tuple[list[Any], NDArray[Any] | None]:
         """`predict` for rows `[N, ...]` of all agents, as `AgentsEnv` returns them; actions are a list."""
+        by_agent = "obs must be given by agent where agents have several policies: predict({agent: obs}), got"
+        try:
+            rows = np.asarray(obs)
+        except ValueError:  # NumPy's words do not say whose rows
+            raise ValueError(f"{by_agent} rows of different shapes") from None
         if rows.shape[:1] != (self.spec.num_agents,) or rows.ndim == 1:
-            raise ValueError(
-                f"obs must be given by agent where agents have several policies: predict({{agent: obs}}), got an "
-                f"array of shape {rows.shape}"
-            )
+            raise ValueError(f"{by_agent} an array of shape {rows.shape}")
         actions: list[Any] = [None] * len(rows)
         after: list[Any] = [None] * len(rows)
         begins = _begins(episode_start, len(rows)) if episode_start is not None else None

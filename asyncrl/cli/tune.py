@@ -14,13 +14,16 @@ from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.search_spaces import SearchSpace, load_space, read_space
 from asyncrl.cli.flags import Parser, count, finite_number
 from asyncrl.cli.interrupts import EXIT_CODE, Interrupts
+from asyncrl.cli.output import print_error
 from asyncrl.cli.run_name import runs_folder
 from asyncrl.cli.train import parse_run
 from asyncrl.cli.train_flags import add_jobs, add_run_flags, answer, reported_as_usage
 from asyncrl.config import TrainerConfig
+from asyncrl.errors import StoppedWhileStarting, describe_error
 from asyncrl.protocols import Algorithm
 
 if TYPE_CHECKING:
+    from asyncrl.trainer.run_pool import Event
     from asyncrl.tuning.search import Search
 
 SKIPPED = ("max_seconds", "target_return", "target_training_return", "init_from")
@@ -150,7 +153,7 @@ def _search(search: Search, options: TuneOptions, interrupts: Interrupts) -> int
     from asyncrl.show.runs_view import RunRow
     from asyncrl.trainer.run_pool import RunPool, Warned
 
-    config = options.config
+    config, failed = options.config, dict[str, BaseException]()
     what = f"tune {config.algo} {config.env}  {options.trials} trials of {config.total_steps:,} steps"
 
     def title() -> str:
@@ -168,7 +171,11 @@ def _search(search: Search, options: TuneOptions, interrupts: Interrupts) -> int
                 shown.rows.setdefault(event.key, RunRow(task.label))
                 if (end := search.early_end(task)) and not shown.rows[event.key].end:
                     shown.rows[event.key] = RunRow(task.label, shown.rows[event.key].snapshot, end=end)
+                if (error := _failure(event)) is not None:
+                    failed[task.label] = error
             shown.take(event)
+    for label, error in failed.items():
+        print_error(f"{label}: {describe_error(error).splitlines()[0]}")
     if interrupts.count:
         print(f"stopped; the same command goes on with {options.folder}", flush=True)
         return EXIT_CODE
@@ -177,3 +184,9 @@ def _search(search: Search, options: TuneOptions, interrupts: Interrupts) -> int
     print(f"files         {folder}\nnext          asyncrl train --config {folder}/best.toml", flush=True)
     print(f"{'':<13} asyncrl plot {folder}\n{'':<13} asyncrl ui {folder}", flush=True)
     return 0
+
+
+def _failure(event: Event) -> BaseException | None:
+    """The error that ended a run, unless it was stopped while it started."""
+    error: BaseException | None = getattr(event, "error", None)
+    return None if isinstance(error, StoppedWhileStarting) else error

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from asyncrl.envs.checks import spec_of
-from asyncrl.envs.observations import rows_of, stored_as
+from asyncrl.envs.observations import rows_of, stored_as, text_of_leaves
 from asyncrl.envs.packing import STRUCTURED, Packing, is_text, leaves_of
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, Leaf
@@ -65,11 +65,7 @@ def _named(spec: EnvSpec, what: str) -> str:
     """Text of a space that distinguishes what `_stored` and `_bare` do."""
     if what == "action":
         return str(spec.action)
-    parts = []
-    for leaf in map(stored_as, spec.leaves):
-        size = f"{list(leaf.choices)} from {list(leaf.first)}" if leaf.choices else f"of shape {leaf.shape}"
-        parts.append(f"{'.'.join(leaf.path)} {leaf.kind} {size}".strip())
-    return ", ".join(parts) or f"{spec.observation_dtype} of shape {spec.observation_shape}"
+    return text_of_leaves(spec.leaves) or f"{spec.observation_dtype} of shape {spec.observation_shape}"
 
 
 def _stored(spec: EnvSpec) -> tuple[object, ...]:

@@ -416,6 +416,15 @@ def stored_as(leaf: Leaf) -> Leaf:
     return replace(leaf, kind="values") if leaf.kind == "grid" else leaf
 
 
+def text_of_leaves(leaves: Sequence[Leaf]) -> str:
+    """Text that tells rows of one layout from another: `pos values of shape (2,), side choices [3] from [0]`."""
+    parts = []
+    for leaf in map(stored_as, leaves):
+        size = f"{list(leaf.choices)} from {list(leaf.first)}" if leaf.choices else f"of shape {leaf.shape}"
+        parts.append(f"{'.'.join(leaf.path)} {leaf.kind} {size}".strip())
+    return ", ".join(parts)
+
+
 def _name_of(leaf: Leaf) -> str:
     return ".".join(leaf.path) or "the observation"
 

@@ -31,6 +31,8 @@ from asyncrl.version import __version__
 SCHEME = "hf://"
 FILE = "policy.safetensors"
 _ADDRESS = re.compile(r"(?:hf://)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
+_REPOSITORY = re.compile(r"\w[\w.-]{0,95}(?<=\w)/\w[\w.-]{0,95}(?<=\w)(?<!\.git)", re.ASCII)
+"""Names that the hub accepts, but for `--` and `..`, which it refuses too."""
 _REFUSED, _MISSING = (401, 403), 404
 
 
@@ -207,6 +209,13 @@ def _parts(address: str) -> tuple[str, str | None]:
         raise ConfigurationError(
             f"a repository of the hub must be named user/name, got {address!r}",
             fix=f"write {SCHEME}user/name, or {SCHEME}user/name@revision to load an older one",
+        )
+    repo = found["repo"]
+    if _REPOSITORY.fullmatch(repo) is None or "--" in repo or ".." in repo:
+        raise ConfigurationError(
+            f"the hub has no repository of the name {repo!r}: both parts begin and end with a letter, a digit or _, "
+            "have 96 characters at most, no two - or . in a row, and no .git at the end",
+            fix="check the name",
         )
     return found["repo"], found["revision"]
 

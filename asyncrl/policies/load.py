@@ -31,7 +31,7 @@ from asyncrl.storage.tensor_file import begins_as, refused
 def load(
     path: str | Path,
     *,
-    checkpoint: str | None = None,
+    checkpoint: str | int | None = None,
     network: NetworkFactory | None = None,
     trusted: bool = False,
 ) -> PortablePolicy:
@@ -76,7 +76,7 @@ def load_named(name: str, checkpoint: str | None = None) -> tuple[PortablePolicy
 
 
 def _from_hub(
-    address: str, checkpoint: str | None, network: NetworkFactory | None, trusted: bool
+    address: str, checkpoint: str | int | None, network: NetworkFactory | None, trusted: bool
 ) -> PortablePolicy:
     """Load from a repository as data only: an environment that is a pickle stays a name."""
     for name, value in (("checkpoint", checkpoint), ("trusted", trusted or None)):
@@ -115,7 +115,7 @@ def _from_file(
     return _policy(path, file.meta, file.weights, source, own, file.critics)
 
 
-def checkpoint_file(path: Path, checkpoint: str | None = None) -> Path:
+def checkpoint_file(path: Path, checkpoint: str | int | None = None) -> Path:
     """Path of a checkpoint of a run directory (see `load`); a path that is a file is returned as it is.
 
     Raises:
@@ -129,7 +129,7 @@ def checkpoint_file(path: Path, checkpoint: str | None = None) -> Path:
     folder = path / "checkpoints"
     if checkpoint is None:
         checkpoint = "best" if (folder / "best").exists() else "latest"
-    return CheckpointFolder(folder).file(checkpoint)
+    return CheckpointFolder(folder).file(str(checkpoint))
 
 
 def _from_checkpoint(path: Path, network: NetworkFactory | None, trusted: bool) -> PortablePolicy:

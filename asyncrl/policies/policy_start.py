@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from asyncrl.acting.agent_policies import make_policy
 from asyncrl.acting.policies import QPolicy
+from asyncrl.envs.observations import text_of_leaves
 from asyncrl.errors import CheckpointError
 from asyncrl.interfaces import EnvSpec
 from asyncrl.policies.load import load
@@ -87,6 +88,14 @@ def _weights_for(policy: PortablePolicy, spec: EnvSpec) -> NDArray[np.float32]:
     return np.concatenate([policy.by_policy[own.name].weights for own in spec.policies])
 
 
+def _observations(spec: EnvSpec) -> str:
+    """Text of all that a row of an observation holds, in its order; of several policies for each of them."""
+    row = f"{spec.observation_dtype} {list(spec.observation_shape)}{_scaled(spec)}"
+    each = {own.name: own.spec.leaves for own in spec.policies} or {"": spec.leaves}
+    texts = (f"{name}: {text_of_leaves(leaves)}" for name, leaves in sorted(each.items()) if leaves)
+    return "; ".join((row, *(text.removeprefix(": ") for text in texts)))
+
+
 def _scaled(spec: EnvSpec) -> str:
     is_scaled = spec.observation_dtype == "uint8" and not spec.leaves and spec.byte_factor != 1
     return " divided by 255" if is_scaled else ""
@@ -112,7 +121,7 @@ def _shape(policy: Any, spec: EnvSpec) -> dict[str, Any]:
         layout = dict(zip(names, layout, strict=True))
     return {
         "policies": ", ".join(sorted(names)) or "one",
-        "observations": f"{spec.observation_dtype} {list(spec.observation_shape)}{_scaled(spec)}",
+        "observations": _observations(spec),
         "actions": spec.action,
         "networks": (type(policy).__name__, layout),
         "weights": policy.weight_count,

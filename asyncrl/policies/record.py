@@ -100,7 +100,7 @@ def record(
 
 
 def record_replay(
-    run: str | os.PathLike[str], out: str | os.PathLike[str], *, checkpoint: str | None = None
+    run: str | os.PathLike[str], out: str | os.PathLike[str], *, checkpoint: str | int | None = None
 ) -> Recorded:
     """Write the replay that a run has kept with a checkpoint as a dataset, which Minari loads.
 
@@ -119,7 +119,8 @@ def record_replay(
         SpacesDoNotFit: the environment has several agents (ASYNC005).
     """
     require_minari()
-    folder, path = Path(out).expanduser(), checkpoint_file(Path(run).expanduser(), checkpoint or "latest")
+    folder, chosen = Path(out).expanduser(), "latest" if checkpoint is None else checkpoint
+    path = checkpoint_file(Path(run).expanduser(), chosen)
     refuse_existing(folder)
     state, meta = load_checkpoint(path)
     refuse_agents(meta.spec)

@@ -213,7 +213,7 @@ class Curriculum(Callback):
 
     The first level is set when the run begins. The next one follows after an evaluation whose mean return on the
     present level is at least `target_return`. The present level is told from `trainer.env_kwargs`, so a resumed run
-    goes on where it was.
+    goes on where it was. What an earlier level names and a later one does not is then as in `env_kwargs` again.
 
     Args:
         target_return: mean return of an evaluation on a level from which the next level follows.
@@ -223,8 +223,12 @@ class Curriculum(Callback):
         self.target_return = target_return
 
     def on_start(self, trainer: Any) -> None:
-        """Set the first level, unless a resumed run has one. Raises ValueError without `eval_levels`."""
-        levels = trainer.config.eval_levels
+        """Set the first level, unless a resumed run has one.
+
+        Raises ValueError without `eval_levels`, and for a level that is evaluated with a keyword argument's default and
+        would be trained with the value of the level before.
+        """
+        levels = _levels(trainer.config)
         if not levels:
             raise ValueError(
                 "Curriculum needs the levels of the run: Trainer(..., eval_levels={name: env_kwargs})"
@@ -234,17 +238,34 @@ class Curriculum(Callback):
 
     def on_evaluation(self, trainer: Any, evaluation: EvaluationResult) -> None:
         """Set the next level if the present one is mastered."""
-        names, level = list(trainer.config.eval_levels), self.level(trainer)
+        levels, level = _levels(trainer.config), self.level(trainer)
         if level is None or evaluation.level_returns[level] < self.target_return:
             return
-        following = names[names.index(level) + 1 :][:1]
+        following = list(levels)[list(levels).index(level) + 1 :][:1]
         for name in following:
-            trainer.set_env_kwargs(**trainer.config.eval_levels[name])
+            trainer.set_env_kwargs(**levels[name])
 
     def level(self, trainer: Any) -> str | None:
         """Name of the present level: the last one whose keyword arguments the environments have; None if none is."""
         found = None
-        for name, kwargs in trainer.config.eval_levels.items():
+        for name, kwargs in _levels(trainer.config).items():
             if kwargs.items() <= trainer.env_kwargs.items():
                 found = name
         return found
+
+
+def _levels(config: Any) -> dict[str, dict[str, Any]]:
+    """Keyword arguments of each level, with those of the run that an earlier level has changed. Raises ValueError."""
+    levels: dict[str, dict[str, Any]] = {}
+    changed: dict[str, str] = {}
+    for name, kwargs in config.eval_levels.items():
+        kept = [key for key in changed if key not in kwargs]
+        for key in kept:
+            if key not in config.env_kwargs:
+                raise ValueError(
+                    f"level {name!r} of a Curriculum must name {key}, as level {changed[key]!r} before it does, or "
+                    f"env_kwargs must: it would be trained with the {key} of the level before it"
+                )
+        levels[name] = {**{key: config.env_kwargs[key] for key in kept}, **kwargs}
+        changed |= {key: name for key in kwargs if key not in changed}
+    return levels

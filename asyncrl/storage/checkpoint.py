@@ -230,7 +230,7 @@ class CheckpointFolder:
     def file(self, name: str) -> Path:
         """Path of the checkpoint `name`. Raises `CheckpointError`, which names those that exist, if there is none."""
         file = self.directory / name
-        if file.exists():
+        if file.is_file():
             return file
         there = sorted(found.name for found in self.directory.glob("[!.]*") if found.suffix != SUFFIX)
         run = self.directory.parent

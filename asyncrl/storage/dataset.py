@@ -95,6 +95,7 @@ class DatasetWriter:
 
     Raises:
         ConfigurationError: there is a dataset in DIR, DIR cannot be made, or Minari is not installed (ASYNC017).
+        SpacesDoNotFit: an observation has a key that HDF5 does not hold (ASYNC005).
     """
 
     def __init__(self, folder: Path, env: Any, spec: EnvSpec, *, algorithm: str, description: str) -> None:
@@ -103,6 +104,7 @@ class DatasetWriter:
         self._space, action_space = spaces_of(env)
         self._spec, self._waiting = spec, list[Episode]()
         refuse_existing(folder)
+        _refuse_keys(spec)
         from minari.dataset.minari_storage import MinariStorage
 
         try:
@@ -192,6 +194,17 @@ def refuse_agents(spec: EnvSpec) -> None:
             facts={"agents": ", ".join(agent.name for agent in spec.agents)},
             fix="take an environment with one agent",
         )
+
+
+def _refuse_keys(spec: EnvSpec) -> None:
+    """Raise `SpacesDoNotFit` (ASYNC005) if HDF5 takes a key of an observation for a path, or for none."""
+    keys = (key for leaf in spec.leaves for key in leaf.path)
+    for key in keys:
+        if "/" in key or key in ("", "."):
+            raise SpacesDoNotFit(
+                f"An observation of {spec.name} has the key {key!r}, which HDF5, the format of Minari, cannot hold.",
+                fix="rename it by a gymnasium.ObservationWrapper: a key has no /, is not empty and not '.'",
+            )
 
 
 def refuse_existing(folder: Path) -> None:

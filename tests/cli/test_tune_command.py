@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from asyncrl.algorithms.search_spaces import Interval, SearchSpace
+from asyncrl.cli.interrupts import Interrupts
 from asyncrl.cli.main import COMMANDS, main
-from asyncrl.cli.tune import TuneOptions, parse
+from asyncrl.cli.tune import TuneOptions, _search, parse
+from asyncrl.errors import EnvironmentRaised, StoppedWhileStarting
 from asyncrl.show.kept_run import KeptRun, find_runs
+from asyncrl.trainer.run_pool import Ended
 from asyncrl.tuning.study import Study
 
 pytest.importorskip("optuna")
@@ -65,6 +70,22 @@ def test_an_algorithm_without_its_dataset_is_a_usage_error(
     assert main(["tune", "CartPole-v1", "--algo", "bc", "--run-dir", str(tmp_path / "search")]) == 2
     assert "asyncrl tune: error: argument --dataset: dataset must be given for bc" in capsys.readouterr().err
     assert not (tmp_path / "search").exists()
+
+
+def test_the_reason_of_a_run_that_failed_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task = SimpleNamespace(label="trial 1", folder=tmp_path)
+    errors = (EnvironmentRaised("it raised", facts={"actor": 0}), StoppedWhileStarting("stopped"), None)
+    search: Any = SimpleNamespace(
+        at_once=1,
+        early_end=lambda task: "",
+        run=lambda pool: ((task, Ended(key, None, error)) for key, error in enumerate(errors)),
+        result=lambda: "trials        3: 1 failed",
+    )
+    with Interrupts() as interrupts:
+        assert _search(search, parse([*TUNE, "--run-dir", str(tmp_path)]), interrupts) == 0
+    told = capsys.readouterr()
+    assert "trial 1: [ASYNC002] it raised\n" in told.err and "stopped" not in told.err
+    assert "trials        3: 1 failed" in told.out
 
 
 def test_help_needs_no_algorithm(capsys: pytest.CaptureFixture[str]) -> None:

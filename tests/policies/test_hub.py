@@ -325,3 +325,17 @@ def test_without_network_or_client_it_says_so(
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert 'pip install "asyncrl[hub]"' in done.stderr
+
+
+def test_a_name_that_the_hub_refuses_is_the_callers_mistake(hub: HubStandIn) -> None:
+    policy = portable(asyncrl.DQN(), SPEC)
+    for name in ("user/a--b", "user/.a", "user-/a", "user/a.git", f"user/{'a' * 97}", "user/a..b"):
+        with pytest.raises(ConfigurationError, match="the hub has no repository of the name"):
+            asyncrl.load(f"hf://{name}")
+        with pytest.raises(ConfigurationError, match="the hub has no repository of the name"):
+            hub_module.require_pushable(policy, name)
+    from huggingface_hub.utils import validate_repo_id
+
+    for name in ("_u/a_", "u/a.b-c", f"{'u' * 96}/{'a' * 96}"):
+        validate_repo_id(name)
+        hub_module.require_pushable(policy, name)

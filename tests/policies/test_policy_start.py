@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from numpy.typing import NDArray
+from portable_policies import portable
 from several_agents import Parallel
 
 from asyncrl import A2C, C51, DDPG, DQN, PPO, QRDQN, R2D2, SAC, TD3, Trainer, load
@@ -232,3 +235,45 @@ def test_a_network_of_the_same_shape_whose_outputs_are_others_is_refused(
 def test_a_missing_one_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read"):
         Trainer("CartPole-v1", DQN(), init_from=tmp_path / "none", **SMALL).learn(total_steps=1)
+
+
+BOX = spaces.Box(-1.0, 1.0, (3,))
+
+
+class InParts(gymnasium.Env[Any, Any]):
+    """An environment whose observations are dicts of these spaces."""
+
+    def __init__(self, parts: dict[str, Any]) -> None:
+        self.observation_space, self.action_space = spaces.Dict(parts), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        ({"a": spaces.Discrete(3), "b": BOX}, r"a choices \[3\] from \[0\], b values of shape \(3,\)"),
+        ({"b": spaces.Discrete(3), "x": BOX}, r"b choices \[3\] from \[0\], x values of shape \(3,\)"),
+        ({"a": BOX, "b": spaces.Discrete(3, start=5)}, r"b choices \[3\] from \[5\]"),
+        ({"a": BOX, "b": BOX}, r"b values of shape \(3,\)"),
+    ],
+)
+def test_parts_of_an_observation_that_are_others_are_refused_though_rows_are_as_long(
+    other: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    """Weights of one part would be those of another."""
+    algorithm, parts = DQN(hidden_sizes=(4,)), {"a": BOX, "b": spaces.Discrete(3)}
+    spec, theirs = (describe(EnvSource.from_user(partial(InParts, own))) for own in (parts, other))
+    assert spec.observation_shape == theirs.observation_shape
+    file = portable(algorithm, spec).save(tmp_path / "dict.policy")
+    policy_to_begin_with(file, algorithm, spec)
+    with pytest.raises(CheckpointError, match="other observations than this run") as told:
+        policy_to_begin_with(file, algorithm, theirs)
+    assert (
+        re.search(text, told.value.facts["run"]) and "a values of shape (3,), b" in told.value.facts["policy"]
+    )

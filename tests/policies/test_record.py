@@ -60,6 +60,8 @@ class Counting(gymnasium.Env[Any, Any]):
             return np.int64(4 + step)
         if self.kind == "picture":
             return {"eye": np.full(IMAGE.shape, 40 * step + episode, np.uint8), "count": np.float32(count)}
+        if self.kind == "keyed":
+            return self.observation_space.sample()
         if self.kind == "tuple":
             return "yes", np.float32(count), np.int64(step)
         return {
@@ -223,6 +225,19 @@ def test_an_environment_with_other_spaces_by_now_is_refused_before_anything_is_w
     policy = random_policy(DQN(hidden_sizes=(8,)), "FrozenLake-v1")
     policy.source = EnvSource.from_user("FrozenLake8x8-v1")
     with pytest.raises(errors.SpacesDoNotFit, match="The observation space of FrozenLake8x8-v1"):
+        record(policy, tmp_path / "a", steps=20)
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("key", ["arm/angle", "", "."])
+def test_keys_that_hdf5_takes_for_paths_are_refused_before_anything_is_written(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Minari's file could not be read again, or not be written."""
+    parts = {"robot": spaces.Dict({key: spaces.Box(-1, 1, (2,))})}
+    monkeypatch.setitem(OBSERVATIONS, "keyed", spaces.Dict(parts))
+    policy = random_policy(DQN(hidden_sizes=(8,)), lambda: Counting("keyed"))
+    with pytest.raises(errors.SpacesDoNotFit, match=f"has the key '{key}', which HDF5"):
         record(policy, tmp_path / "a", steps=20)
     assert not (tmp_path / "a").exists()
 

@@ -172,6 +172,9 @@ def test_a_checkpoint_by_its_steps_has_the_weights_of_these_steps(tmp_path: Path
         policy, (state, meta) = asyncrl.load(tmp_path, checkpoint=number), checkpoint.load(folder / number)
         assert policy.meta.env_steps == meta.env_steps == int(number)
         assert np.array_equal(policy.weights, state.get("current", state)["weights"])
+        assert np.array_equal(asyncrl.load(tmp_path, checkpoint=int(number)).weights, policy.weights)
+    with pytest.raises(asyncrl.AsyncRLError, match=f"the run has no checkpoint ''; it has .*{numbers[0]}"):
+        asyncrl.load(tmp_path, checkpoint="")
     best = asyncrl.load(tmp_path)
     assert result.best is not None and np.array_equal(best.weights, result.best.policy.weights)
     assert best.meta.env_steps == result.best.evaluation.env_steps

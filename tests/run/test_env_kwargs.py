@@ -221,7 +221,7 @@ def test_a_curriculum_of_a_resumed_run_goes_on_where_it_was() -> None:
     for resumed, level, expected in ((True, 2, []), (True, 5, [0]), (False, 2, [0])):
         given: list[int] = []
         trainer = SimpleNamespace(
-            config=SimpleNamespace(eval_levels=courses),
+            config=SimpleNamespace(eval_levels=courses, env_kwargs={}),
             env_kwargs={"level": level},
             resumed_from=("goes on from ...",) if resumed else (),
             set_env_kwargs=lambda level, given=given: given.append(level),
@@ -246,3 +246,15 @@ def test_a_curriculum_goes_through_the_levels_that_are_mastered(tmp_path: Path) 
     assert [change["env_kwargs"]["level"] for change in changes_of(tmp_path / "target")] == [0, 2]
     with pytest.raises(ValueError, match="Curriculum needs the levels of the run"):
         trainer_of("dqn", "relaxed").learn(300, callbacks=[Curriculum(1.0)])
+
+
+def test_a_level_of_a_curriculum_is_trained_as_it_is_evaluated(tmp_path: Path) -> None:
+    """A level that leaves an argument out is evaluated with that of the run, not with that of the level before."""
+    options: dict[str, Any] = {"eval_levels": {"easy": {"level": 0}, "own": {}}, "eval_episodes": 20}
+    trainer = trainer_of("dqn", "lockstep", tmp_path / "run", **options, env_kwargs={"level": 2})
+    trainer.learn(400, callbacks=[Curriculum(target_return=0.5)])
+    assert [change["env_kwargs"]["level"] for change in changes_of(tmp_path / "run")] == [0, 2]
+    with pytest.raises(
+        ValueError, match="level 'own' of a Curriculum must name level, as level 'easy' before"
+    ):
+        trainer_of("dqn", "relaxed", **options).learn(300, callbacks=[Curriculum(1.0)])

@@ -311,6 +311,8 @@ def test_policies_with_a_state_take_dicts_and_rows() -> None:
         start = False
     with pytest.raises(ValueError, match="obs must be given by agent where agents have several policies"):
         policy.predict(rows[:2])
+    with pytest.raises(ValueError, match=r"several policies: .* got rows of different shapes"):
+        policy.predict([rows[0], rows[1], rows[2][:1]])
     with pytest.raises(ValueError, match="obs must be given by agent"):
         policy.values(rows)
     for method in (policy.predict, policy.values):
