@@ -20,6 +20,7 @@ from asyncrl.acting.modules import NetworkFactory
 from asyncrl.acting.network import ActingNetwork
 from asyncrl.acting.policies import QPolicy
 from asyncrl.acting.recurrent import memory_of
+from asyncrl.acting.sale import SaleNetwork
 from asyncrl.acting.stochastic import StochasticPolicy
 from asyncrl.acting.trained_policy import TrainedPolicy, of_each
 from asyncrl.envs.checks import close_env, require_same_spaces, spec_of
@@ -272,6 +273,13 @@ class PortablePolicy(TrainedPolicy):
         assert self.critics is not None
         return Critics(self.spec, self.critic_layout, self.critics)
 
+    def _why_no_critics(self) -> str:
+        if getattr(self.algorithm, "needs_agents", False):
+            return "its critic needs what all agents observe"
+        if isinstance(self.policy, BoxPolicy) and isinstance(self.policy.layout.network, SaleNetwork):
+            return "its critics need embeddings of actions, which a policy's file does not hold"
+        return "it learns no critics"
+
     def _require(self, name: str) -> None:
         """Raise ConfigurationError if the algorithm does not have this, or needs critics that are not there."""
         algo, offered = self.meta.algo, _offered(self.policy)
@@ -281,8 +289,7 @@ class PortablePolicy(TrainedPolicy):
         if name not in offered:
             why = _why_not(self.policy, name)
             if without and name in OF_CRITICS:
-                central = getattr(self.algorithm, "needs_agents", False)
-                why = "its critic needs what all agents observe" if central else "it learns no critics"
+                why = self._why_no_critics()
             raise ConfigurationError(
                 f"{algo} has no {name} in {self.meta.env}: {why}",
                 facts={f"{algo} has": ", ".join(("predict", *offered))},

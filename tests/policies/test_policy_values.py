@@ -406,6 +406,18 @@ def test_cloning_has_no_critics_and_says_so(action: Any, tmp_path: Path) -> None
         policy.save(tmp_path / "x", critics=True)
 
 
+def test_critics_that_need_embeddings_are_not_kept(tmp_path: Path) -> None:
+    policy, _ = learner(asyncrl.TD7(hidden_sizes=(8,)), EnvSpec("any", (3,), "float32", BOX))
+    wanted = (
+        r"td7 has no {} in .*: its critics need embeddings of actions, which a policy's file does not hold"
+    )
+    for name in ("values", "q_values"):
+        with pytest.raises(ConfigurationError, match=wanted.format(name)):
+            getattr(policy, name)(np.zeros(3))
+    with pytest.raises(ConfigurationError, match=wanted.format("values")):
+        policy.save(tmp_path / "x", critics=True)
+
+
 def test_a_policy_kept_without_critics_says_how_to_keep_them(tmp_path: Path) -> None:
     for algorithm, action in ((SAC(), BOX), (PPO(), DiscreteAction(2))):
         made, _ = learner(algorithm, EnvSpec("any", (3,), "float32", action))
