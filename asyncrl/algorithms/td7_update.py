@@ -124,8 +124,11 @@ class TD7Update(ReplayUpdate):
             torch.manual_seed(seed)
             made = SaleNetworks(layout.inputs, layout.action_values, *hidden, embedding, copies)
         flat = torch.cat([p.detach().reshape(-1) for p in made.parameters()]).to(self.device)
-        encoders = flat_size([made.encoders])
-        self._flat, self._target, self._fixed = flat, flat.clone(), flat[:encoders].clone()
+        head = flat_size([made.head])
+        encoders = slice(head, head + flat_size([made.encoders]))
+        # What moves in every update is the last part, the actor's head the first.
+        self._slices = {"policy": slice(head), "encoders": encoders, "critics": slice(encoders.stop, None)}
+        self._flat, self._target, self._fixed = flat, flat.clone(), flat[encoders].clone()
         self.networks, self.target = made.to(self.device), copy.deepcopy(made).requires_grad_(False)
         self.fixed = copy.deepcopy(self.target.encoders)
         for module, vector in (
@@ -134,12 +137,6 @@ class TD7Update(ReplayUpdate):
             (self.fixed, self._fixed),
         ):
             bind([module], vector)
-        head = encoders + flat_size([made.head])
-        self._slices = {
-            "encoders": slice(encoders),
-            "policy": slice(encoders, head),
-            "critics": slice(head, None),
-        }
         self._states = flat_size([made.encoders.states])
         self._head_to_host = HostCopy(flat[self._slices["policy"]])
         self._encoder_to_host = HostCopy(self._fixed[: self._states])
@@ -151,7 +148,7 @@ class TD7Update(ReplayUpdate):
             name: FlatAdam(flat[at], gradient[at], eps=self.config.adam_eps, max_grad_norm=norm)
             for name, at in self._slices.items()
         }
-        parts = self.networks.encoders, self.networks.head, self.networks.critics
+        parts = self.networks.head, self.networks.encoders, self.networks.critics
         self._gradients = {
             name: ModuleGradient(([part], gradient[at]))
             for part, (name, at) in zip(parts, self._slices.items(), strict=True)
@@ -181,7 +178,7 @@ class TD7Update(ReplayUpdate):
         """Run the part of an update that needs the device only; the operations are the same for every batch."""
         with torch.inference_mode(False), self.precision:
             buffers.learned[acting] = self._learn(buffers, acting)
-        self.vector.begin_step(part=slice(None) if acting else self._slices["critics"])
+        self.vector.begin_step(part=slice(0 if acting else self._slices["policy"].stop, None))
         for name, adam in self._optimizers.items():
             if acting or name != "policy":
                 adam.step(adam.learning_rate)
@@ -263,11 +260,10 @@ class TD7Update(ReplayUpdate):
         self._head_to_host(out[self._states :])
 
     def _begin_network(self, flat: Tensor) -> None:
-        encoder, head = flat[: self._states], flat[self._states :]
-        for vector in (self._flat, self._fixed, self._target):
-            vector[: self._states].copy_(encoder)
         for vector in (self._flat, self._target):
-            vector[self._slices["policy"]].copy_(head)
+            vector[self._slices["policy"]].copy_(flat[self._states :])
+        for encoders in (*(v[self._slices["encoders"]] for v in (self._flat, self._target)), self._fixed):
+            encoders[: self._states].copy_(flat[: self._states])
 
     def metrics(self) -> Mapping[str, float]:
         """`ReplayUpdate.metrics`, and the losses of encoders and actor, the actor's at its last update.

@@ -34,7 +34,7 @@ class Encoders(nn.Module):
 
 
 class SaleNetworks(nn.Module):
-    """All networks of a learner: encoders, head of the actor, critics, in this order in a flat vector.
+    """All networks of a learner: head of the actor, encoders, critics, in this order in a flat vector.
 
     Args:
         inputs, actions: values of an observation and of an action.
@@ -53,8 +53,8 @@ class SaleNetworks(nn.Module):
         copies: int,
     ) -> None:
         super().__init__()
-        self.encoders = Encoders(inputs, actions, hidden, embedding)
         self.head = Beside(inputs, actions, hidden, embedding, nn.ReLU)
+        self.encoders = Encoders(inputs, actions, hidden, embedding)
         self.critics = nn.ModuleList(
             Beside(inputs + actions, 1, critic_hidden, 2 * embedding, nn.ELU) for _ in range(copies)
         )

@@ -51,10 +51,10 @@ RESULTS = FOLDER / "results" / "first_contact.jsonl"
 STEPS = {
     **dict.fromkeys(("ppo", "a2c", "recurrent_ppo", "impala"), 100_000),
     **dict.fromkeys(("dqn", "qrdqn"), 50_000),
-    **dict.fromkeys(("sac", "td3", "ddpg", "tqc", "crossq"), 20_000),
+    **dict.fromkeys(("sac", "td3", "td7", "ddpg", "tqc", "crossq"), 20_000),
 }
 """Environment steps of a run, times the environment's `share`."""
-DISCRETE_ONLY, CONTINUOUS_ONLY = ("dqn", "qrdqn"), ("sac", "td3", "ddpg", "tqc", "crossq")
+DISCRETE_ONLY, CONTINUOUS_ONLY = ("dqn", "qrdqn"), ("sac", "td3", "td7", "ddpg", "tqc", "crossq")
 POINTS = 5
 """Evaluations of a run, the last at its end."""
 POINT_EPISODES = 10

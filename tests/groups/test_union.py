@@ -49,8 +49,10 @@ def half(batch: Batch, index: int) -> Batch:
 
 
 def replay_core(name: str) -> Any:
-    options = {"learning_rate": 1e-4, "hidden_sizes": (32, 32), "adam_eps": 1e-4}
-    return ALGORITHMS[name](**options).make_updater(SPECS[name], "cpu", 0)
+    options: dict[str, Any] = {"learning_rate": 1e-4, "hidden_sizes": (32, 32), "adam_eps": 1e-4}
+    if name == "td7":  # its noise, and the range of the targets that it saw, are each learner's own
+        options |= {"target_noise": 0.0, "bound_targets": False}
+    return ALGORITHMS[name](**options).make_updater(SPECS.get(name, SPECS["sac"]), "cpu", 0)
 
 
 def share_noise(core: Any, first: int, count: int) -> None:
@@ -86,9 +88,22 @@ def test_an_update_that_does_not_move_the_policy_says_so() -> None:
     assert parts == [core.vector.weighted, slice(None)] * 2
 
 
-@pytest.mark.parametrize("name", ["dqn", "sac"])
+def test_td7_moves_all_but_the_actors_head_in_every_update() -> None:
+    core = ALGORITHMS["td7"](hidden_sizes=(8,)).make_updater(SPECS["sac"], "cpu", 0)
+    parts: list[tuple[int, int | None]] = []
+    core.vector.on_step = lambda samples, ends, part: bool(parts.append((part.start, part.stop)))
+    for batch in batches(SPECS["sac"], 0)[:4]:
+        before = core.vector.parameters.clone()
+        core.update(half(batch, 0))
+        moved = (core.vector.parameters != before).nonzero()
+        assert moved.min() >= parts[-1][0]
+    head = core._slices["policy"].stop
+    assert parts == [(head, None), (0, None)] * 2
+
+
+@pytest.mark.parametrize("name", ["dqn", "sac", "td7"])
 def test_replay_updates_are_those_of_one_learner_with_both_batches(name: str) -> None:
-    spec = SPECS[name]
+    spec = SPECS.get(name, SPECS["sac"])
     given = batches(spec, 3)
     one = replay_core(name)
     if name == "sac":
