@@ -1,4 +1,4 @@
-"""Policies of DDPG, TD3 and SAC for Box actions, in NumPy and numba, without torch.
+"""Policies of DDPG, TD3, TD7 and SAC for Box actions, in NumPy and numba, without torch.
 
 `BoxLayout` is the order of the weights in the flat block that the weight mailbox transports; the learner's actor uses
 the same layout. Policies and learners represent an action as its offset from the middle of the box in units of half
@@ -161,7 +161,7 @@ class BoxPolicy(NetworkPolicy):
 
 
 class DeterministicPolicy(BoxPolicy):
-    """The actor of DDPG and TD3: tanh of the network plus noise, clipped to the box. Implements `Policy`.
+    """The actor of DDPG, TD3 and TD7: tanh of the network plus noise, clipped to the box. Implements `Policy`.
 
     Args:
         spec, layout, random_steps: see `BoxPolicy`; the layout is not `gaussian`.
