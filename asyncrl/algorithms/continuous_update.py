@@ -54,6 +54,18 @@ class Learned(NamedTuple):
     actor_loss: Tensor | None = None
 
 
+def actor_learning_rate(
+    config: DeterministicActor | MaximumEntropy | OfflineActorCritic, updates: int, progress: float
+) -> float:
+    """Learning rate of the actor at the update after `updates` others, at this progress of the run."""
+    rate, own = config.learning_rate_at(updates, progress), config.actor_learning_rate
+    if own is None:
+        return rate
+    if callable(own) or callable(config.learning_rate):
+        return value_at(own, progress)
+    return rate * own / config.learning_rate
+
+
 class Buffers:
     """Inputs of an update for one batch size; an algorithm adds its passes.
 
@@ -243,13 +255,7 @@ class ContinuousUpdate(ReplayUpdate):
     @property
     def actor_learning_rate(self) -> float:
         """Learning rate of the actor at the next update."""
-        config, rate = self.config, self.config.learning_rate_at(self._updates, self._progress)
-        own = config.actor_learning_rate
-        if own is None:
-            return rate
-        if callable(own) or callable(config.learning_rate):
-            return value_at(own, self._progress)
-        return rate * own / config.learning_rate
+        return actor_learning_rate(self.config, self._updates, self._progress)
 
     @property
     def last_actor_loss(self) -> float:

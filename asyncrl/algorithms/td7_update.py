@@ -19,8 +19,8 @@ from torch import Tensor
 
 from asyncrl.acting.box import scaling
 from asyncrl.acting.modules import MAKING, bind, flat_size
-from asyncrl.acting.schedules import value_at
 from asyncrl.algorithms.continuous import ActorLoss, CriticLoss, DeterministicActor
+from asyncrl.algorithms.continuous_update import actor_learning_rate
 from asyncrl.algorithms.replay_update import ReplayUpdate
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.interfaces import EnvSpec
@@ -85,7 +85,7 @@ class TD7Update(ReplayUpdate):
     config: DeterministicActor
     STATE = (
         *ReplayUpdate.STATE,
-        *("_flat", "_fixed", "_target", "_range", "_optimizers", "generator", "last_actor_loss"),
+        *("_flat", "_fixed", "_target", "_range", "_optimizers", "generator", "_actor_loss"),
     )
 
     def __init__(
@@ -114,7 +114,7 @@ class TD7Update(ReplayUpdate):
         where = "cuda" if self.device.type == "cuda" else "cpu"
         self.generator = torch.Generator(where).manual_seed(int(own))
         self._learned: Learned | None = None
-        self._actor_loss: Tensor | float = math.nan
+        self._actor_loss = torch.full((), math.nan, device=self.device)
         self._acting = False
 
     def _make_networks(self, seed: int, embedding: int, copies: int) -> None:
@@ -163,13 +163,14 @@ class TD7Update(ReplayUpdate):
         """Make one step of encoders and critics and, at every `policy_delay`-th update, of the actor."""
         config, rate = self.config, self.config.learning_rate_at(self._updates, self._progress)
         acting = self._acting = (self._updates + 1) % config.policy_delay == 0
+        of_actor = actor_learning_rate(config, self._updates, self._progress)
         for name, adam in self._optimizers.items():
-            adam.set_learning_rate(self.actor_learning_rate if name == "policy" else rate)
+            adam.set_learning_rate(of_actor if name == "policy" else rate)
         buffers.noise.normal_(generator=self.generator)
         self._run(partial(self._compute, buffers, acting), acting)
         learned = self._learned = buffers.learned[acting]
         if learned.actor is not None:
-            self._actor_loss = learned.actor
+            self._actor_loss.copy_(learned.actor)
         if (self._updates + 1) % self._interval == 0:
             self._replace_targets()
         return buffers.priorities if config.prioritized else None
@@ -234,26 +235,6 @@ class TD7Update(ReplayUpdate):
         self._fixed.copy_(self._flat[encoders])
         self._range[:2] = self._range[2:]
 
-    @property
-    def actor_learning_rate(self) -> float:
-        """Learning rate of the actor at the next update."""
-        config, rate = self.config, self.config.learning_rate_at(self._updates, self._progress)
-        own = config.actor_learning_rate
-        if own is None:
-            return rate
-        if callable(own) or callable(config.learning_rate):
-            return value_at(own, self._progress)
-        return rate * own / config.learning_rate
-
-    @property
-    def last_actor_loss(self) -> float:
-        """Actor's loss at its last update, NaN before; waits for the device."""
-        return float(self._actor_loss)
-
-    @last_actor_loss.setter
-    def last_actor_loss(self, loss: float) -> None:
-        self._actor_loss = loss
-
     def _write_network(self, out: NDArray[np.float32]) -> None:
         """Copy the encoder that the actor reads, and the head."""
         self._encoder_to_host(out[: self._states])
@@ -274,11 +255,9 @@ class TD7Update(ReplayUpdate):
         if learned is None:
             return values
         own = {"train/encoder_loss": float(learned.encoder)}
-        return {
-            **values,
-            **own,
-            **({} if math.isnan(loss := self.last_actor_loss) else {"train/actor_loss": loss}),
-        }
+        if not math.isnan(loss := float(self._actor_loss)):
+            own["train/actor_loss"] = loss
+        return {**values, **own}
 
     def _last_update(self) -> tuple[float, Tensor, float] | None:
         if self._learned is None:
