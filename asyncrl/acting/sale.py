@@ -1,6 +1,6 @@
 """The actor of TD7 in NumPy: a perceptron over an embedding of the observation beside the observation itself.
 
-    Fujimoto et al. 2023    For SALE: state-action representation learning for deep reinforcement learning, appendix B
+    Fujimoto et al. 2023    For SALE: state-action representation learning for deep reinforcement learning
 
 The block holds the encoder f, then the head:
 

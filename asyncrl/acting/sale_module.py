@@ -1,6 +1,6 @@
 """The actor of TD7 as a torch module. `sale.py` is the same network in NumPy.
 
-Fujimoto et al. 2023    For SALE: state-action representation learning for deep reinforcement learning, appendix B
+Fujimoto et al. 2023    For SALE: state-action representation learning for deep reinforcement learning
 """
 
 from __future__ import annotations

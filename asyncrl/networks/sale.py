@@ -1,6 +1,6 @@
 """The other networks of TD7 as torch modules: the encoder of states and actions, and the critics.
 
-Fujimoto et al. 2023    For SALE: state-action representation learning for deep reinforcement learning, appendix B
+Fujimoto et al. 2023    For SALE: state-action representation learning for deep reinforcement learning
 """
 
 from __future__ import annotations
