@@ -77,6 +77,15 @@ def critic_loss(q: Tensor, y: Tensor, weight: Tensor) -> CriticLoss:
     return CriticLoss((weight * huber).sum(), td)
 
 
+def priorities(td: Tensor) -> Tensor:
+    """Priorities `[B, 1]` before alpha: the largest |TD error| of the critics, at least `LEAST_PRIORITY` (LAP).
+
+    Args:
+        td: TD errors `[C, B, 1]`.
+    """
+    return td.abs().amax(dim=0).clamp(min=LEAST_PRIORITY)
+
+
 def actor_loss(q: Tensor) -> ActorLoss:
     """Deterministic policy gradient over all critics: -mean Q_c(s, mu(s)).
 
@@ -161,9 +170,8 @@ class TD7(DeterministicActor):
             spec,
             device,
             seed,
-            losses=Losses(encoder_loss, targets, critic_loss, actor_loss),
+            losses=Losses(encoder_loss, targets, critic_loss, priorities, actor_loss),
             smoothing=partial(smoothed_action, scale=self.target_noise, clip=self.target_noise_clip),
-            sizes=(self.embedding_size or self.hidden_sizes[-1], self.num_critics),
+            copies=self.num_critics,
             interval=self.target_update_interval,
-            least_priority=LEAST_PRIORITY,
         )

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from asyncrl.acting.box import scaling
 from asyncrl.acting.modules import MAKING, bind, flat_size
+from asyncrl.acting.sale import SaleNetwork
 from asyncrl.algorithms.continuous import ActorLoss, CriticLoss, DeterministicActor
 from asyncrl.algorithms.continuous_update import actor_learning_rate
 from asyncrl.algorithms.replay_update import ReplayUpdate
@@ -38,12 +39,14 @@ class Losses(NamedTuple):
         encoders: function of `(pair, next_z)`.
         targets: function of `(next_q, batch, low, high)`.
         critics: function of `(q, y, weight)`.
+        priorities: function of `(td,)`.
         actor: function of `(q,)`.
     """
 
     encoders: Callable[[Tensor, Tensor], Tensor]
     targets: Callable[[Tensor, StagedBatch, Tensor, Tensor], Tensor]
     critics: Callable[[Tensor, Tensor, Tensor], CriticLoss]
+    priorities: Callable[[Tensor], Tensor]
     actor: Callable[[Tensor], ActorLoss]
 
 
@@ -70,9 +73,8 @@ class TD7Update(ReplayUpdate):
         seed: seed of the initial weights, which are the same on every device, and of the noise, which is not.
         losses: the formulas.
         smoothing: function from the target policy's action and standard normal noise to the smoothed action `[B, d]`.
-        sizes: values of an embedding, and number of critics.
+        copies: number of critics.
         interval: updates between replacements.
-        least_priority: least |TD error| of a priority.
 
     Attributes:
         layout: shape of the network that acts.
@@ -97,18 +99,16 @@ class TD7Update(ReplayUpdate):
         *,
         losses: Losses,
         smoothing: Callable[[Tensor, Tensor], Tensor],
-        sizes: tuple[int, int],
+        copies: int,
         interval: int,
-        least_priority: float,
     ) -> None:
         self.layout = layout = config.layout(spec)
         super().__init__(config, spec, device, layout)
-        self._losses, self._smoothing = losses, smoothing
-        self._interval, self._least_priority = interval, least_priority
+        self._losses, self._smoothing, self._interval = losses, smoothing, interval
         self._scaling = scaling(layout.action)
         self.movable = torch.from_numpy(self._scaling[1] > 0).to(self.device, torch.float32)
         with torch.no_grad():
-            self._make_networks(seed, *sizes)
+            self._make_networks(seed, copies)
         self._make_optimizers()
         own = np.random.SeedSequence(seed).spawn(1)[0].generate_state(1)[0]
         where = "cuda" if self.device.type == "cuda" else "cpu"
@@ -117,12 +117,13 @@ class TD7Update(ReplayUpdate):
         self._actor_loss = torch.full((), math.nan, device=self.device)
         self._acting = False
 
-    def _make_networks(self, seed: int, embedding: int, copies: int) -> None:
-        config, layout = self.config, self.layout
-        hidden = config.hidden_sizes, config.critic_hidden_sizes or config.hidden_sizes
+    def _make_networks(self, seed: int, copies: int) -> None:
+        layout, network = self.layout, self.layout.network
+        assert isinstance(network, SaleNetwork)
+        widths = network.hidden, self.config.critic_hidden_sizes or network.hidden, network.embedding
         with MAKING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            made = SaleNetworks(layout.inputs, layout.action_values, *hidden, embedding, copies)
+            made = SaleNetworks(layout.inputs, layout.action_values, *widths, copies)
         flat = torch.cat([p.detach().reshape(-1) for p in made.parameters()]).to(self.device)
         head = flat_size([made.head])
         encoders = slice(head, head + flat_size([made.encoders]))
@@ -141,6 +142,7 @@ class TD7Update(ReplayUpdate):
         self._head_to_host = HostCopy(flat[self._slices["policy"]])
         self._encoder_to_host = HostCopy(self._fixed[: self._states])
         self._range = torch.tensor((0.0, 0.0, math.inf, -math.inf), device=self.device)
+        self._unbounded = torch.tensor((-math.inf, math.inf), device=self.device)
 
     def _make_optimizers(self) -> None:
         flat, gradient, norm = self._flat, torch.zeros_like(self._flat), self.config.max_grad_norm
@@ -201,7 +203,7 @@ class TD7Update(ReplayUpdate):
             )
             of_critics = self._losses.critics(q, y, batch.weight)
         self._gradients["critics"].fill(of_critics.loss, buffers.one)
-        torch.amax(of_critics.td.abs().clamp(min=self._least_priority), dim=0, out=buffers.priorities)
+        buffers.priorities.copy_(self._losses.priorities(of_critics.td))
         losses = of_critics.loss.detach(), of_encoders.detach(), q.detach()
         if not acting:
             return Learned(*losses, None)
@@ -221,7 +223,7 @@ class TD7Update(ReplayUpdate):
         next_q = target.values(torch.cat((next_obs, action), dim=1), z, target.encoders.pairs(z, action))
         low, high, lowest, highest = self._range
         if not self.config.bound_targets:
-            low, high = low.new_tensor(-math.inf), low.new_tensor(math.inf)
+            low, high = self._unbounded
         y = self._losses.targets(next_q, batch, low, high)
         torch.minimum(lowest, y.min(), out=lowest)
         torch.maximum(highest, y.max(), out=highest)
@@ -277,7 +279,7 @@ class TD7Buffers:
         batch: the batch on the device; `stage` fills it.
         obs, next_obs: `[B, inputs]`, views of the batch.
         noise: `[B, d]`, standard normal noise of the smoothing.
-        priorities: `[B, 1]`, the largest |TD error| of the critics, at least `least_priority`.
+        priorities: `[B, 1]`.
         one: gradient of a loss at itself.
         learned: results of the last update with the actor and of the last one without it.
     """

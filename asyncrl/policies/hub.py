@@ -217,7 +217,7 @@ def _parts(address: str) -> tuple[str, str | None]:
             "have 96 characters at most, no two - or . in a row, and no .git at the end",
             fix="check the name",
         )
-    return found["repo"], found["revision"]
+    return repo, found["revision"]
 
 
 def _require_client() -> None:

@@ -77,6 +77,7 @@ BOX_ONLY: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         "graph of own": ("box", {"cuda_graph": True, "network": perceptron}),
     },
     "ddpg": {"unbounded": ("box", {"bound_targets": False})},
+    "td7": {"unbounded": ("box", {"bound_targets": False})},
 }
 SEGMENT_SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("discrete", {}),

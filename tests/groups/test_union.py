@@ -23,6 +23,7 @@ SPECS = {
     "dqn": EnvSpec("any", (4,), "float32", DiscreteAction(3)),
     "sac": EnvSpec("any", (4,), "float32", BoxAction((-1.0,), (1.0,), (1,))),
 }
+SPECS["td7"] = SPECS["sac"]
 
 
 def batches(spec: EnvSpec, seed: int) -> list[Batch]:
@@ -52,7 +53,7 @@ def replay_core(name: str) -> Any:
     options: dict[str, Any] = {"learning_rate": 1e-4, "hidden_sizes": (32, 32), "adam_eps": 1e-4}
     if name == "td7":  # its noise, and the range of the targets that it saw, are each learner's own
         options |= {"target_noise": 0.0, "bound_targets": False}
-    return ALGORITHMS[name](**options).make_updater(SPECS.get(name, SPECS["sac"]), "cpu", 0)
+    return ALGORITHMS[name](**options).make_updater(SPECS[name], "cpu", 0)
 
 
 def share_noise(core: Any, first: int, count: int) -> None:
@@ -103,7 +104,7 @@ def test_td7_moves_all_but_the_actors_head_in_every_update() -> None:
 
 @pytest.mark.parametrize("name", ["dqn", "sac", "td7"])
 def test_replay_updates_are_those_of_one_learner_with_both_batches(name: str) -> None:
-    spec = SPECS.get(name, SPECS["sac"])
+    spec = SPECS[name]
     given = batches(spec, 3)
     one = replay_core(name)
     if name == "sac":
