@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from asyncrl.acting.numpy_network import NumpyNetwork
+from asyncrl.acting.numpy_network import InNumpy, NumpyNetwork
 from asyncrl.acting.sale import SaleNetwork
 from asyncrl.acting.schedules import parameters_of
 from asyncrl.envs.observations import SMALLEST_IMAGE, Image, image_of
@@ -238,7 +238,7 @@ class ShapedNetwork:
         return self.factory(inputs, outputs, observation_shape=self.observation_shape)
 
 
-def numpy_network(factory: Any) -> NumpyNetwork | SaleNetwork | None:
+def numpy_network(factory: Any) -> InNumpy | None:
     """Return the network that `factory` makes, in NumPy; None for a factory of the user's own."""
     return factory.numpy if isinstance(factory, ImageNetwork | SaleNetwork) else None
 

@@ -26,7 +26,7 @@ from asyncrl.acting.images import numpy_network
 from asyncrl.acting.layouts import NetworkFactory as NetworkFactory
 from asyncrl.acting.layouts import NetworkLayout, parameter_count
 from asyncrl.acting.network import ActingNetwork
-from asyncrl.acting.numpy_network import NumpyNetwork
+from asyncrl.acting.numpy_network import InNumpy
 from asyncrl.acting.own_module import check_network
 from asyncrl.acting.recurrent import Cell, RecurrentActingNetwork, recurrent_count, recurrent_forward
 from asyncrl.acting.sale import SaleNetwork
@@ -84,7 +84,7 @@ class ModuleActingNetwork(ActingNetwork):
         super().__init__(spec, layout)
         self._network = network
         # Perceptrons over embeddings act in NumPy everywhere, convolutions where torch is left.
-        self._numpy: NumpyNetwork | SaleNetwork | None = network if isinstance(network, SaleNetwork) else None
+        self._numpy: InNumpy | None = network if isinstance(network, SaleNetwork) else None
         self._module: nn.Module | None = None
         self._flat: Tensor | None = None
         self._stream: Any = None
@@ -199,7 +199,7 @@ class RecurrentModuleActingNetwork(RecurrentActingNetwork):
         super().__init__(spec, layout, cell, relu)
         self._network = network
         self._made = RecurrentFactory(cell, layout.sizes, relu, network)
-        self._numpy: NumpyNetwork | SaleNetwork | None = None
+        self._numpy: InNumpy | None = None
         self._module: nn.Module | None = None
 
     def leave_torch(self) -> None:
@@ -225,7 +225,7 @@ class RecurrentModuleActingNetwork(RecurrentActingNetwork):
 
     def _advance_numpy(
         self,
-        encoder: NumpyNetwork | SaleNetwork,
+        encoder: InNumpy,
         before: NDArray[np.float32],
         after: NDArray[np.float32],
         out: NDArray[np.float32],

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -40,6 +40,22 @@ Floats = NDArray[np.float32]
 
 CHUNK_BYTES = 1 << 20
 """Most bytes of copied windows before one matrix product (one row's at least); they should stay in the cache."""
+
+
+class InNumpy(Protocol):
+    """Forward pass of a network of asyncrl's in NumPy, over the flat weights of its torch module."""
+
+    def parameter_count(self, inputs: int, outputs: int) -> int:
+        """Length of the network's part of the flat block."""
+        ...
+
+    def noise_count(self, inputs: int, outputs: int) -> int:
+        """Number of factors of the noise of one row, 0 without noise."""
+        ...
+
+    def forward(self, x: Floats, flat: Floats, outputs: int, noise: Floats | None = None) -> Floats:
+        """Values of the head `[R, outputs]` for rows `x` `[R, inputs]`; a fresh array."""
+        ...
 
 
 @dataclass(frozen=True)
