@@ -40,6 +40,22 @@ def tanh_in_place(y):  # type: ignore[no-untyped-def]
 
 
 @inlined(fastmath={"reassoc", "contract"})
+def elu_in_place(y):  # type: ignore[no-untyped-def]
+    """ELU of every value of `y` `[n]`: itself, or e^y - 1 below 0; absolute error below 2e-6.
+
+    e^y - 1 = 2 t / (1 - t) with t = tanh(y / 2), by the fit of `tanh_in_place`.
+    """
+    for j in range(y.shape[0]):
+        x = np.float32(0.5) * (y[j] if y[j] < np.float32(0.0) else np.float32(0.0))
+        x = -_TANH_END if x < -_TANH_END else x
+        s = x * x
+        p = x * (_P1 + s * (_P3 + s * (_P5 + s * (_P7 + s * (_P9 + s * (_P11 + s * _P13))))))
+        q = _Q0 + s * (_Q2 + s * (_Q4 + s * _Q6))
+        below = np.float32(2.0) * p / (q - p)
+        y[j] = (np.float32(0.0) if y[j] <= np.float32(0.0) else y[j]) + below
+
+
+@inlined(fastmath={"reassoc", "contract"})
 def layer_forward(x, w, y):  # type: ignore[no-untyped-def]
     """Fill `y` `[outputs]` with `[x, 1] @ w`; `w` is `[inputs + 1, outputs]`; `x` may be longer than `inputs`.
 

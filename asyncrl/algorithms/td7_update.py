@@ -26,10 +26,11 @@ from asyncrl.algorithms.replay_update import ReplayUpdate
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.interfaces import EnvSpec
 from asyncrl.networks.flat_vector import FlatVector
+from asyncrl.networks.gradients import output_gradients, vector_jacobian_product
 from asyncrl.networks.module import ModuleGradient
 from asyncrl.networks.optimizer import FlatAdam
 from asyncrl.networks.parameters import HostCopy
-from asyncrl.networks.sale import SaleNetworks
+from asyncrl.networks.sale import HandPasses, ModulePasses, Passes, SaleInputs, SaleNetworks
 
 
 class Losses(NamedTuple):
@@ -80,6 +81,7 @@ class TD7Update(ReplayUpdate):
         layout: shape of the network that acts.
         networks: the trained networks, on one flat vector.
         fixed: encoders that actor and critics read; those of the last replacement.
+        gradients: where the gradients of the trained networks' parts go.
         target: target networks; its encoders are those before the last replacement.
         generator: random generator of the noise.
     """
@@ -151,7 +153,7 @@ class TD7Update(ReplayUpdate):
             for name, at in self._slices.items()
         }
         parts = self.networks.head, self.networks.encoders, self.networks.critics
-        self._gradients = {
+        self.gradients = {
             name: ModuleGradient(([part], gradient[at]))
             for part, (name, at) in zip(parts, self._slices.items(), strict=True)
         }
@@ -188,43 +190,30 @@ class TD7Update(ReplayUpdate):
 
     def _learn(self, buffers: TD7Buffers, acting: bool) -> Learned:
         """Fill the gradient, the actor's only if `acting`, and the priorities."""
-        batch, networks, fixed = buffers.batch, self.networks, self.fixed
-        with torch.enable_grad():
-            pair = networks.encoders.pairs(networks.encoders.states(buffers.obs), batch.action)
-            with torch.no_grad():
-                next_z = networks.encoders.states(buffers.next_obs)
-            of_encoders = self._losses.encoders(pair, next_z)
-        self._gradients["encoders"].fill(of_encoders, buffers.one)
+        batch, passes = buffers.batch, buffers.passes
+        pair, next_z = passes.embed()
+        of_encoders, pull_back = vector_jacobian_product(self._losses.encoders, pair, next_z)
+        passes.fill_encoders(pull_back(buffers.one))
         y = self._targets(buffers)
-        z = fixed.states(buffers.obs)
-        with torch.enable_grad():
-            q = networks.values(
-                torch.cat((buffers.obs, batch.action), dim=1), z, fixed.pairs(z, batch.action)
-            )
-            of_critics = self._losses.critics(q, y, batch.weight)
-        self._gradients["critics"].fill(of_critics.loss, buffers.one)
+        q = passes.values()
+        of_critics, (grad_q,) = output_gradients(self._losses.critics, (q,), y, batch.weight)
+        passes.fill_critics(grad_q)
         buffers.priorities.copy_(self._losses.priorities(of_critics.td))
-        losses = of_critics.loss.detach(), of_encoders.detach(), q.detach()
+        losses = of_critics.loss.detach(), of_encoders, q
         if not acting:
             return Learned(*losses, None)
-        with torch.enable_grad():
-            action = networks.head(buffers.obs, z).tanh() * self.movable
-            own_q = networks.values(torch.cat((buffers.obs, action), dim=1), z, fixed.pairs(z, action))
-            of_actor = self._losses.actor(own_q).loss
-        self._gradients["policy"].fill(of_actor, buffers.one)
-        return Learned(*losses, of_actor.detach())
+        of_actor, (grad_q,) = output_gradients(self._losses.actor, (passes.own_values(),))
+        passes.fill_actor(grad_q)
+        return Learned(*losses, of_actor.loss.detach())
 
     def _targets(self, buffers: TD7Buffers) -> Tensor:
         """Targets of the critics `[B, 1]`; the range that was seen takes them in."""
-        batch, target, next_obs = buffers.batch, self.target, buffers.next_obs
-        z = target.encoders.states(next_obs)
-        action = target.head(next_obs, z).tanh()
-        action = self._smoothing(action, buffers.noise) * self.movable
-        next_q = target.values(torch.cat((next_obs, action), dim=1), z, target.encoders.pairs(z, action))
+        action = self._smoothing(buffers.passes.next_action(), buffers.noise) * self.movable
+        next_q = buffers.passes.next_values(action)
         low, high, lowest, highest = self._range
         if not self.config.bound_targets:
             low, high = self._unbounded
-        y = self._losses.targets(next_q, batch, low, high)
+        y = self._losses.targets(next_q, buffers.batch, low, high)
         torch.minimum(lowest, y.min(), out=lowest)
         torch.maximum(highest, y.max(), out=highest)
         return y
@@ -273,20 +262,29 @@ class TD7Update(ReplayUpdate):
 
 
 class TD7Buffers:
-    """Inputs of an update for one batch size.
+    """Inputs and passes of an update for one batch size.
 
     Attributes:
         batch: the batch on the device; `stage` fills it.
-        obs, next_obs: `[B, inputs]`, views of the batch.
         noise: `[B, d]`, standard normal noise of the smoothing.
         priorities: `[B, 1]`.
         one: gradient of a loss at itself.
+        passes: passes of the networks over the batch.
         learned: results of the last update with the actor and of the last one without it.
     """
 
     def __init__(self, batch: StagedBatch, update: TD7Update) -> None:
         self.batch, self.stage = batch, batch.stage
-        self.obs, self.next_obs = batch.rows.split(batch.size)
         self.noise = batch.rows.new_zeros(batch.size, update.layout.action_values)
         self.priorities, self.one = batch.rows.new_zeros(batch.size, 1), batch.rows.new_ones(())
+        networks = update.networks, update.fixed, update.target
+        inputs = SaleInputs(
+            *networks, batch.rows, batch.action, update.movable, update.gradients, update.precision
+        )
+        self.passes: Passes = HandPasses(inputs) if passes_by_hand(batch.rows) else ModulePasses(inputs)
         self.learned: dict[bool, Learned] = {}
+
+
+def passes_by_hand(rows: Tensor) -> bool:
+    """Whether the passes need no autograd: on the CPU."""
+    return rows.device.type == "cpu"

@@ -18,6 +18,7 @@ from asyncrl.acting.kernels import (
     add_squashing,
     draw_choices,
     draw_gaussian,
+    elu_in_place,
     mlp_forward,
     tanh_in_place,
 )
@@ -122,6 +123,20 @@ def test_tanh_is_within_its_bound() -> None:
     z = x[::1000].copy()
     tanh_in_place.py_func(z)
     np.testing.assert_allclose(z, y[::1000], rtol=0, atol=5e-7)
+
+
+def test_elu_is_within_its_bound() -> None:
+    fine, coarse = np.linspace(-1e-3, 1e-3, 20_001), np.linspace(-30, 12, 400_001)
+    x = np.concatenate([fine, coarse, [-1e30, 1e30, 0.0, -np.inf, np.inf, np.nan]]).astype(np.float32)
+    y = x.copy()
+    elu_in_place(y)
+    wide = x.astype(np.float64)
+    expected = np.where(wide > 0, wide, np.expm1(np.minimum(wide, 0)))
+    np.testing.assert_allclose(y, expected, rtol=0, atol=2e-6)
+    np.testing.assert_array_equal(y[x > 0], x[x > 0])
+    z = x[::1000].copy()
+    elu_in_place.py_func(z)
+    np.testing.assert_allclose(z, y[::1000], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16])

@@ -26,6 +26,7 @@ from torch import Tensor
 import asyncrl.algorithms
 import asyncrl.networks
 from asyncrl.acting.modules import tensors_of
+from asyncrl.acting.sale_module import avg_l1_norm
 from asyncrl.algorithms import (
     c51_kernel,
     continuous_kernel,
@@ -45,7 +46,7 @@ from asyncrl.algorithms.on_policy_kernel import LossKernel
 from asyncrl.algorithms.ppo import _k3, ppo_loss
 from asyncrl.algorithms.tqc_kernel import MeanActorKernel, TruncatedCriticKernel
 from asyncrl.interfaces import DiscreteAction, EnvSpec
-from asyncrl.networks import batch_norm, hidden_layer, normalized_layer
+from asyncrl.networks import batch_norm, hidden_layer, normalized_layer, sale
 from asyncrl.networks.batch_norm import BatchNormPass, BatchRenorm, normalised_mlp
 from asyncrl.networks.distributions import categorical, diagonal_gaussian
 from asyncrl.networks.gradients import output_gradients, vector_jacobian_product
@@ -403,6 +404,37 @@ def batch_norm_pairs(seed: int, size: int, training: bool, renormalises: bool) -
     yield from zip(("output", "gradient at the input", "statistics", "gradient"), *found, strict=True)
 
 
+def activation_pairs(seed: int, size: int, kind: int) -> Pairs:
+    """A layer with one of `sale`'s activations, whose slope at 0 of an ELU is 1."""
+    generator = torch.Generator().manual_seed(seed)
+    y, grad = torch.randn(2, size, 7, generator=generator).unbind()
+    bias = torch.randn(7, generator=generator)
+    y[0] = torch.tensor([0.0, -0.0, -40.0, 40.0, -1e-4, -7.0, -16.0]) - bias
+    leaves = (y.requires_grad_(), bias.requires_grad_())
+    after = (y + bias, torch.relu(y + bias), torch.nn.functional.elu(y + bias))[kind]
+    expected = (after.detach(), *torch.autograd.grad(after, leaves, grad))
+    own, own_grad, grad_bias = y.detach().clone(), grad.clone(), torch.full((7,), math.nan)
+    sale.activate(own.numpy(), bias.detach().numpy(), kind)
+    sale.activation_gradient(own_grad.numpy(), own.numpy(), grad_bias.numpy(), kind)
+    yield from zip(("output", "gradient", "bias"), (own, own_grad, grad_bias), expected, strict=True)
+
+
+def avg_l1_pairs(seed: int, size: int) -> Pairs:
+    """AvgL1Norm into the first columns of a wider array, of a row of zeros and of tiny values among others."""
+    generator = torch.Generator().manual_seed(seed)
+    h, grad = torch.randn(size, 7, generator=generator), torch.randn(size, 9, generator=generator)
+    h[0], h[1] = 0.0, 1e-12 * h[1]
+    grad[:2] *= 1e-8
+    expected = avg_l1_norm(h.requires_grad_())
+    (at_input,) = torch.autograd.grad(expected, h, grad[:, :7])
+    y, factors, own = torch.full((size, 11), math.nan), torch.empty(size), torch.full((size, 7), math.nan)
+    sale.avg_l1_norm(h.detach().numpy(), y.numpy(), factors.numpy())
+    sale.avg_l1_norm_gradient(grad.numpy(), y.numpy(), factors.numpy(), own.numpy())
+    yield "output", y[:, :7], expected.detach()
+    yield "gradient", own, at_input
+    yield "other columns", y[:, 7:].isnan(), torch.ones(size, 4, dtype=torch.bool)
+
+
 CONTRACTS = {
     "dqn": Contract(dqn_kernel, ("dqn_kernel",), partial(q_pairs, name="dqn"), q_variants("dqn")),
     "c51": Contract(c51_kernel, ("c51_kernel", "of_action"), partial(q_pairs, name="c51"), q_variants("c51")),
@@ -470,6 +502,14 @@ CONTRACTS = {
         rtol=1e-3,
         atol=1e-4,
     ),
+    "activation": Contract(
+        sale,
+        ("activate", "activation_gradient"),
+        activation_pairs,
+        [{"kind": kind} for kind in range(3)],
+        atol=5e-6,
+    ),
+    "avg l1": Contract(sale, ("avg_l1_norm", "avg_l1_norm_gradient"), avg_l1_pairs, atol=1e-5),
 }
 HELD_ELSEWHERE = {"vtrace_kernel": "test_returns.py", "_extend": "test_value_bounds.py"}
 """Kernels that replace no formula in torch: the test file that holds them to a slow twin."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from asyncrl import TD7
 from asyncrl.acting.sale import SaleNetwork, avg_l1_norm
 from asyncrl.acting.sale_module import SaleActor
+from asyncrl.algorithms import td7_update
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.algorithms.td7 import actor_loss, critic_loss, encoder_loss, targets
 from asyncrl.algorithms.td7_update import TD7Update
@@ -131,7 +132,11 @@ class Twin:
     ],
     ids=str,
 )
-def test_updates_are_those_of_the_paper(spec: EnvSpec, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "by autograd"])
+def test_updates_are_those_of_the_paper(
+    spec: EnvSpec, options: dict[str, Any], by_hand: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(td7_update, "passes_by_hand", lambda rows: by_hand)
     options = {"target_update_interval": 3, **options}
     core = core_of(spec, **options)
     twin = Twin(record_of(**options), core)
