@@ -28,6 +28,8 @@ import sys
 import time
 from pathlib import Path
 
+from asyncrl.shm.timer_slack import USUAL_NANOSECONDS, set_timer_slack
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _CRASHED = 70
@@ -45,6 +47,7 @@ def guard(control: socket.socket, main: int) -> None:
         main: process id of the main process, the guardian's parent.
     """
     become_subreaper()
+    set_timer_slack(USUAL_NANOSECONDS)  # whatever it is in the thread that started this process
     guardian = os.getpid()
     server = os.fork()
     if server == 0:

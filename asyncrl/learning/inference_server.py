@@ -44,6 +44,7 @@ from asyncrl.protocols import Policy
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.requests import Request, RequestLayout, ServerRequests
 from asyncrl.shm.ring import RingLayout
+from asyncrl.shm.timer_slack import set_timer_slack
 from asyncrl.shm.weights import WeightMailbox
 
 SLEEP_SECONDS = 0.1
@@ -92,6 +93,7 @@ class InferenceServer:
         loop = asyncio.get_running_loop()
 
         def run() -> None:
+            set_timer_slack(1)  # as the learner's thread
             try:
                 self._run()
             except Exception as error:

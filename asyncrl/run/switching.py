@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import gc
 import sys
 import threading
 from collections.abc import Iterator
 
+from asyncrl.shm.timer_slack import set_timer_slack
+
 SWITCH_SECONDS = 1e-5
 """Interpreter's switch interval during a run: how long a thread waits for the interpreter's lock before it asks for it.
 
 The learner's thread releases the lock in every kernel and product, and gets it back after the interval if a program
 computes in Python meanwhile, as in another cell of a notebook. With half a millisecond DQN on CartPole then made 0.05
-of its updates and SAC with layers of 256 half; with this and `precise_waits` 0.29 and 0.80, on two cores with an actor
-(`python -m benchmarks.systems.busy_caller`). Kernels that keep the lock add a tenth to that, and would make the loop
-wait. Without such a program the interval makes no difference to updates/s (0.99 to 1.00).
+of its updates and SAC with layers of 256 half; with this, and waits of the learner's thread that end on time, 0.29 and
+0.80, on two cores with an actor (`python -m benchmarks.systems.busy_caller`). Kernels that keep the lock add a tenth to
+that, and would make the loop wait.
+"""
+LOOP_SLACK_NANOSECONDS = 1_000_000
+"""Timer slack of the run's thread.
+
+While it waits for the lock it would else set a timer every 10 us, which on a virtual machine takes long: the loop then
+took a third of a core, and DQN on one core made a quarter of its updates (`benchmarks.systems.switching`).
 """
 
-_PR_SET_TIMERSLACK = 29
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 _lock = threading.Lock()
 _runs = 0
 _before = 0.0
@@ -29,24 +34,11 @@ _frozen = False
 _for_good = False
 
 
-def precise_waits() -> None:
-    """Let timed waits of the calling thread, and of threads that it creates, end on time, on Linux.
-
-    By default the kernel may end them 50 us late. A thread that waits for the interpreter's lock then asks for it after
-    six switch intervals.
-    """
-    if _libc is not None:
-        _libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
-
-
 @contextlib.contextmanager
 def fast_switching() -> Iterator[None]:
-    """Set `SWITCH_SECONDS` and `precise_waits`; the last of several runs restores the interval before the first.
-
-    Called on the run's thread, which creates the learner's.
-    """
+    """Set `SWITCH_SECONDS` and, for the calling thread, the slack; the last of several runs restores the interval."""
     global _runs, _before
-    precise_waits()
+    set_timer_slack(LOOP_SLACK_NANOSECONDS)
     with _lock:
         _runs += 1
         if _runs == 1:

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 from small_records import small
 
 from asyncrl import Trainer
 from asyncrl.run import switching
 from asyncrl.run.switching import (
+    LOOP_SLACK_NANOSECONDS,
     SWITCH_SECONDS,
     _program_freezes,
     fast_switching,
@@ -22,12 +24,13 @@ from asyncrl.run.switching import (
     own_process,
     paused_collection,
 )
+from asyncrl.shm.timer_slack import USUAL_NANOSECONDS, set_timer_slack
 
 
 @pytest.mark.skipif(
     not Path("/proc/self/timerslack_ns").exists(), reason="the kernel does not show timer slack"
 )
-def test_waits_of_a_runs_threads_end_on_time_and_those_of_the_caller_are_left_alone() -> None:
+def test_waits_of_the_learner_end_on_time_and_those_of_the_loop_and_of_environments_do_not() -> None:
     slack: dict[str, int] = {}
     before = int(Path("/proc/self/timerslack_ns").read_text())
 
@@ -37,8 +40,33 @@ def test_waits_of_a_runs_threads_end_on_time_and_those_of_the_caller_are_left_al
 
     with Trainer("CartPole-v1", small("dqn"), http="off", num_actors=1, eval_interval_steps=None) as trainer:
         trainer.learn(1_000, progress=False, on_snapshot=read)
-    assert slack["asyncrl-run"] == slack["asyncrl-learner_0"] == 1
+    assert slack["asyncrl-learner_0"] == 1
+    assert slack["asyncrl-run"] == LOOP_SLACK_NANOSECONDS
     assert slack["MainThread"] == before
+
+
+class Waiting(CartPoleEnv):
+    """CartPole that writes the timer slack of its thread to a file."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        Path(file).write_text(Path("/proc/self/timerslack_ns").read_text())
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/timerslack_ns").exists(), reason="the kernel does not show timer slack"
+)
+def test_environments_wait_as_usual_whatever_the_thread_that_starts_their_processes(tmp_path: Path) -> None:
+    before = int(Path("/proc/self/timerslack_ns").read_text())
+    set_timer_slack(LOOP_SLACK_NANOSECONDS)  # as the run's thread, which replaces a fork server
+    try:
+        trainer = Trainer(
+            Waiting, small("dqn"), env_kwargs={"file": str(tmp_path / "slack")}, http="off", num_actors=1
+        )
+        trainer.learn(100, progress=False)
+    finally:
+        set_timer_slack(before)
+    assert int((tmp_path / "slack").read_text()) == USUAL_NANOSECONDS
 
 
 def test_the_interval_is_restored_after_the_last_of_overlapping_runs() -> None:
