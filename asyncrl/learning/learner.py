@@ -9,7 +9,7 @@
 Ticks are those of an `UpdateLoop`: `relaxed_replay.py` and `lockstep_replay.py` sample from replay, `segment_loop.py`
 takes segments in order of arrival. A burst is long compared with the hand-over between the threads and short compared
 with human reaction times. The event loop stays responsive during a burst because torch and the kernels release the GIL
-and the switch interval is half a millisecond (see `run/switching.py`).
+and the interpreter's switch interval is short (see `run/switching.py`).
 
 Waiting depends on traffic. While data arrives at intervals under a millisecond, the coroutine sleeps for a millisecond
 and checks again, if the update loop allows it (`polls_while_dense`). Otherwise it arms the doorbell with a wake
