@@ -274,6 +274,7 @@ class EnvSpec:
         reward_threshold: return from which the environment counts as solved, or None.
         vector_envs: number of environments of the vector environment that the factory returns (an actor then has
             exactly as many), or None if the factory makes a single environment.
+        resets_itself: whether that is in NEXT_STEP mode: it begins the next episodes by itself, and none on request.
         frame_stack: observations that are joined along the first axis of `observation_shape`, oldest first; 1: no such
             axis. An environment's own spec has 1, and rings hold single observations; see `stacked`.
         leaves: leaves of a structured observation, which is stored as one array `[n]`: uint8 if a leaf is an image,
@@ -300,6 +301,7 @@ class EnvSpec:
     max_episode_steps: int | None = None
     reward_threshold: float | None = None
     vector_envs: int | None = None
+    resets_itself: bool = False
     frame_stack: int = 1
     leaves: tuple[Leaf, ...] = ()
     unread: tuple[str, ...] = ()

@@ -55,8 +55,7 @@ def spec_of(name: str, env: Any) -> EnvSpec:
         AutoresetUnknown: a vector environment with an unsupported or no autoreset mode (ASYNC018).
     """
     vector_envs = getattr(env, "num_envs", None)
-    if vector_envs is not None:
-        autoreset_mode(name, env)
+    mode = "" if vector_envs is None else autoreset_mode(name, env)
     obs_space = env.observation_space if vector_envs is None else env.single_observation_space
     action_space = env.action_space if vector_envs is None else env.single_action_space
     shape, dtype = _observation_storage(name, obs_space, vector_envs is not None)
@@ -69,6 +68,7 @@ def spec_of(name: str, env: Any) -> EnvSpec:
         max_episode_steps=getattr(registered, "max_episode_steps", None),
         reward_threshold=getattr(registered, "reward_threshold", None),
         vector_envs=None if vector_envs is None else int(vector_envs),
+        resets_itself=mode == NEXT_STEP,
         leaves=getattr(env, "packed_leaves", ()),
         observation_kind=kind_of_observations(env),
         unread=getattr(env, "unread", ()),
