@@ -215,6 +215,13 @@ class Agent:
     masked: bool = False
     index: int | None = None
 
+    def __str__(self) -> str:
+        sizes = ((self.values, "values"), (self.choices, "actions"))
+        own = " and ".join(f"{size} {what}" for size, what in sizes if size is not None)
+        facts = [f"padded from {own}" if own else "not padded", *(["masked"] if self.masked else [])]
+        facts += [] if self.index is None else [f"index {self.index}"]
+        return f"{self.name} ({', '.join(facts)})"
+
 
 @dataclass(frozen=True)
 class AgentPolicy:

@@ -164,7 +164,7 @@ def require_spaces(spec: EnvSpec, env: Any) -> None:
     for what, first, here in (
         ("one action space", spec.action, own.action),
         ("one observation space", _stored(spec), _stored(own)),
-        ("the same agents", spec.agents, own.agents),
+        ("the same agents", agents_text(spec), agents_text(own)),
     ):
         if here != first:
             raise SpacesDoNotFit(
@@ -196,7 +196,7 @@ def require_same_spaces(spec: EnvSpec, other: EnvSpec) -> None:
     for what, verb, trained, here in (
         ("action space", "is not that", spec.action, other.action),
         ("observation space", "is not that", _stored(spec), _stored(other)),
-        ("agents", "are not those", spec.agents, other.agents),
+        ("agents", "are not those", agents_text(spec), agents_text(other)),
         ("policies", "are not those", _names(policies), _names(those_here)),
     ):
         if trained != here:
@@ -204,10 +204,16 @@ def require_same_spaces(spec: EnvSpec, other: EnvSpec) -> None:
                 f"The {what} of {other.name} {verb} of a policy's training in {spec.name}.",
                 facts={"trained in": trained, "this one": here},
                 fix="play it in an environment with the same spaces: the code and arguments of its training, or a "
-                "wrapper (wrappers are for training and evaluation)",
+                "wrapper (wrappers are for training and evaluation)"
+                + ("; pad_spaces=True pads every agent to the largest" if what == "agents" else ""),
             )
     for name, of_policy in policies.items():
         require_same_spaces(of_policy, those_here[name])
+
+
+def agents_text(spec: EnvSpec) -> str:
+    """All that is known of the agents of an environment beside their spaces, for an error."""
+    return ", ".join(map(str, spec.agents)) or "one agent"
 
 
 def _stored(spec: EnvSpec) -> tuple[object, ...]:
