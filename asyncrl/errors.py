@@ -44,7 +44,8 @@
     ├── OptionNotKept                 ASYNC046
     ├── TextLeftOut                   ASYNC047
     ├── ScheduleWithoutSteps          ASYNC048
-    └── ObservationsOfUnusualSize     ASYNC049
+    ├── ObservationsOfUnusualSize     ASYNC049
+    └── ActionsBeyondBounds           ASYNC050
 
 A wrong argument is a plain `ValueError` or `TypeError`: `num_slots must be a power of two, got 12`.
 """
@@ -374,6 +375,10 @@ class ScheduleWithoutSteps(AsyncRLWarning):
 
 class ObservationsOfUnusualSize(AsyncRLWarning):
     """ASYNC049: values of the first observations are in the hundreds, or all below a hundredth: little is learned."""
+
+
+class ActionsBeyondBounds(AsyncRLWarning):
+    """ASYNC050: actions of a dataset are outside of the environment's bounds, where no policy's action is."""
 
 
 @contextlib.contextmanager

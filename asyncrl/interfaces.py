@@ -215,6 +215,13 @@ class Agent:
     masked: bool = False
     index: int | None = None
 
+    def __str__(self) -> str:
+        sizes = ((self.values, "values"), (self.choices, "actions"))
+        own = " and ".join(f"{size} {what}" for size, what in sizes if size is not None)
+        facts = [f"padded from {own}" if own else "not padded", *(["masked"] if self.masked else [])]
+        facts += [] if self.index is None else [f"index {self.index}"]
+        return f"{self.name} ({', '.join(facts)})"
+
 
 @dataclass(frozen=True)
 class AgentPolicy:
@@ -274,6 +281,7 @@ class EnvSpec:
         reward_threshold: return from which the environment counts as solved, or None.
         vector_envs: number of environments of the vector environment that the factory returns (an actor then has
             exactly as many), or None if the factory makes a single environment.
+        resets_itself: whether that is in NEXT_STEP mode: it begins the next episodes by itself, and none on request.
         frame_stack: observations that are joined along the first axis of `observation_shape`, oldest first; 1: no such
             axis. An environment's own spec has 1, and rings hold single observations; see `stacked`.
         leaves: leaves of a structured observation, which is stored as one array `[n]`: uint8 if a leaf is an image,
@@ -300,6 +308,7 @@ class EnvSpec:
     max_episode_steps: int | None = None
     reward_threshold: float | None = None
     vector_envs: int | None = None
+    resets_itself: bool = False
     frame_stack: int = 1
     leaves: tuple[Leaf, ...] = ()
     unread: tuple[str, ...] = ()

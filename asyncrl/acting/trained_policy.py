@@ -100,8 +100,8 @@ class TrainedPolicy:
             else None.
 
         Raises:
-            ValueError: if `obs`, `state` or `episode_start` has another shape, or a value of `obs` is no number, NaN
-                or infinite.
+            ValueError: if `obs`, `state` or `episode_start` has another shape, or a value of `obs` or `state` is no
+                number, NaN or infinite.
         """
         if isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], Mapping) and not self._has_pairs:
             raise ValueError(
@@ -234,8 +234,10 @@ class TrainedPolicy:
             wanted = ", ".join(map(str, ("B", *shape)))
             raise ValueError(f"obs must have shape {shape} or ({wanted}), got {obs.shape}")
         batch = obs[None] if single else obs
-        if batch.dtype.kind == "f" and not np.isfinite(batch).all():
-            raise ValueError(f"obs must be finite, got {batch[~np.isfinite(batch)][0]} among its values")
+        _require_finite("obs", batch)
+        if state is not None and (memory is not None or stacks):
+            state = _numbers(state, "state")
+            _require_finite("state", state)
         if memory is not None:
             self._assign_streams(batch.shape[0])
             memory.forget(batch.shape[0])
@@ -282,6 +284,8 @@ class TrainedPolicy:
             episode_start = [bool(begins) for begins in of_each("episode_start", episode_start, obs)]
         rows = None
         if state is not None:
+            if not isinstance(state, Mapping):
+                raise ValueError(f"state must be given by agent, as obs is, got {type(state).__name__}")
             known = [state[key] for key in obs if key in state]
             episode_start = _begins(episode_start, len(obs)) | [key not in state for key in obs]
             rows = np.stack([state.get(key, known[0]) for key in obs]) if known else None
@@ -332,14 +336,20 @@ def _begins(episode_start: Any, rows: int) -> NDArray[np.bool_]:
     return np.broadcast_to(begins, rows)
 
 
-def _numbers(obs: Any) -> NDArray[Any]:
-    """`obs` as an array. Raises ValueError for rows of different shapes and for what is no real number."""
+def _numbers(values: Any, name: str = "obs") -> NDArray[Any]:
+    """`values` as an array. Raises ValueError for rows of different shapes and for what is no real number."""
     try:
-        array = np.asarray(obs)
+        array = np.asarray(values)
     except ValueError:  # NumPy's words do not say whose rows
-        raise ValueError("the rows of obs must have one shape, got rows of different shapes") from None
+        raise ValueError(f"the rows of {name} must have one shape, got rows of different shapes") from None
     if array.dtype.kind in "US":
-        raise ValueError(f"obs must hold numbers, got text: {str(obs)[:40]!r}")
+        raise ValueError(f"{name} must hold numbers, got text: {str(values)[:40]!r}")
     if array.dtype.kind not in "fiub":
-        raise ValueError(f"obs must hold real numbers, got {array.dtype}: {str(obs)[:40]!r}")
+        raise ValueError(f"{name} must hold real numbers, got {array.dtype}: {str(values)[:40]!r}")
     return array
+
+
+def _require_finite(name: str, array: NDArray[Any]) -> None:
+    """Raise ValueError if a value is NaN or infinite."""
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError(f"{name} must be finite, got {array[~np.isfinite(array)][0]} among its values")

@@ -149,35 +149,43 @@ class SegmentLearning(Hyperparameters):
         least `SHORTEST` rows, below which advantages would consist of little but the value network's error. Bytes are
         normalised: as inputs they saturate the first layer. `gamma` follows from the time limit, and first episodes are
         staggered where it is longer than a segment: episodes that all end by it stay in step, and a batch then shows
-        one part of them. With self-play they are not: an opponent changes when an episode ends.
+        one part of them. With self-play they are not, for an opponent changes when an episode ends, nor can they be in
+        a vector environment that resets itself.
 
         Raises:
-            ValueError: `staggered_resets` is true, and no time limit is known, or there is self-play.
+            ValueError: `staggered_resets` is true, and no time limit is known, or they cannot be staggered.
         """
         streams = self.streams_of_batch(config, spec)
         discrete, real_valued = self.batch_steps
         steps = real_valued if isinstance(spec.action, BoxAction) else discrete
         segment = self.segment_length or max(SHORTEST, steps // streams)
-        normalized, staggered = self.normalize_observations, self.staggered_resets
-        self_play = config.self_play != "none"
-        if staggered and self_play:
-            raise ValueError(
-                f"staggered_resets must be none or false with self_play={config.self_play!r}, got true"
-            )
-        if staggered and spec.time_limit is None:
-            raise ValueError(
-                f"staggered_resets must be none or false for {spec.name}, whose time limit is not known, got true; "
-                "register it with max_episode_steps, or give it an attribute max_steps"
-            )
+        normalized = self.normalize_observations
         return dataclasses.replace(
             self,
             gamma=self.gamma_for(spec),
             segment_length=segment,
             normalize_observations=spec.observation_kind == "bytes" if normalized is None else normalized,
-            staggered_resets=(
-                not self_play and (spec.time_limit or 0) > segment if staggered is None else staggered
-            ),
+            staggered_resets=self._staggered(config.self_play, spec, segment),
         )
+
+    def _staggered(self, self_play: str, spec: EnvSpec, segment: int) -> bool:
+        """Whether first episodes are staggered, with segments of so many steps; see `for_run`."""
+        if not self.staggered_resets:
+            left_to_run = self.staggered_resets is None and self_play == "none" and not spec.resets_itself
+            return left_to_run and (spec.time_limit or 0) > segment
+        if self_play != "none":
+            raise ValueError(f"staggered_resets must be none or false with self_play={self_play!r}, got true")
+        if spec.resets_itself:
+            raise ValueError(
+                f"staggered_resets must be none or false for {spec.name}, a vector environment that resets itself "
+                "(autoreset mode NEXT_STEP), got true; make it with the mode DISABLED"
+            )
+        if spec.time_limit is None:
+            raise ValueError(
+                f"staggered_resets must be none or false for {spec.name}, whose time limit is not known, got true; "
+                "register it with max_episode_steps, or give it an attribute max_steps"
+            )
+        return True
 
     def staggered_limit(self, spec: EnvSpec) -> int:
         """Time limit over which the first episodes are spread; 0 if they are not."""

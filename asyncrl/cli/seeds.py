@@ -15,7 +15,6 @@ from asyncrl.cli.training import keep_elsewhere
 from asyncrl.config import TrainerConfig, usable_cores
 from asyncrl.errors import AsyncRLError, ResourceError, StoppedWhileStarting, describe_error
 from asyncrl.protocols import Algorithm
-from asyncrl.show.kept_run import is_run
 from asyncrl.show.runs_view import RunRow
 from asyncrl.trainer.run_pool import Ended, RunPool, runs_at_once
 from asyncrl.trainer.seeds import SeedResults, collected, jobs, train_all
@@ -87,7 +86,7 @@ def summary(results: SeedResults, folders: Mapping[int, Path | None]) -> str:
         for seed, folder in folders.items()
         if folder is not None
         and not isinstance(results.errors.get(seed), StoppedWhileStarting)
-        and is_run(folder)
+        and (folder / "config.toml").exists()
     }
     lines = [*results.rows(), results.statistics()]
     if not kept:

@@ -55,8 +55,7 @@ def spec_of(name: str, env: Any) -> EnvSpec:
         AutoresetUnknown: a vector environment with an unsupported or no autoreset mode (ASYNC018).
     """
     vector_envs = getattr(env, "num_envs", None)
-    if vector_envs is not None:
-        autoreset_mode(name, env)
+    mode = "" if vector_envs is None else autoreset_mode(name, env)
     obs_space = env.observation_space if vector_envs is None else env.single_observation_space
     action_space = env.action_space if vector_envs is None else env.single_action_space
     shape, dtype = _observation_storage(name, obs_space, vector_envs is not None)
@@ -69,6 +68,7 @@ def spec_of(name: str, env: Any) -> EnvSpec:
         max_episode_steps=getattr(registered, "max_episode_steps", None),
         reward_threshold=getattr(registered, "reward_threshold", None),
         vector_envs=None if vector_envs is None else int(vector_envs),
+        resets_itself=mode == NEXT_STEP,
         leaves=getattr(env, "packed_leaves", ()),
         observation_kind=kind_of_observations(env),
         unread=getattr(env, "unread", ()),
@@ -164,7 +164,7 @@ def require_spaces(spec: EnvSpec, env: Any) -> None:
     for what, first, here in (
         ("one action space", spec.action, own.action),
         ("one observation space", _stored(spec), _stored(own)),
-        ("the same agents", spec.agents, own.agents),
+        ("the same agents", agents_text(spec), agents_text(own)),
     ):
         if here != first:
             raise SpacesDoNotFit(
@@ -196,7 +196,7 @@ def require_same_spaces(spec: EnvSpec, other: EnvSpec) -> None:
     for what, verb, trained, here in (
         ("action space", "is not that", spec.action, other.action),
         ("observation space", "is not that", _stored(spec), _stored(other)),
-        ("agents", "are not those", spec.agents, other.agents),
+        ("agents", "are not those", agents_text(spec), agents_text(other)),
         ("policies", "are not those", _names(policies), _names(those_here)),
     ):
         if trained != here:
@@ -204,10 +204,16 @@ def require_same_spaces(spec: EnvSpec, other: EnvSpec) -> None:
                 f"The {what} of {other.name} {verb} of a policy's training in {spec.name}.",
                 facts={"trained in": trained, "this one": here},
                 fix="play it in an environment with the same spaces: the code and arguments of its training, or a "
-                "wrapper (wrappers are for training and evaluation)",
+                "wrapper (wrappers are for training and evaluation)"
+                + ("; pad_spaces=True pads every agent to the largest" if what == "agents" else ""),
             )
     for name, of_policy in policies.items():
         require_same_spaces(of_policy, those_here[name])
+
+
+def agents_text(spec: EnvSpec) -> str:
+    """All that is known of the agents of an environment beside their spaces, for an error."""
+    return ", ".join(map(str, spec.agents)) or "one agent"
 
 
 def _stored(spec: EnvSpec) -> tuple[object, ...]:

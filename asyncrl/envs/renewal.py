@@ -88,7 +88,7 @@ class Renewal:
             if method is None:
                 env_checks.close_env(env)
             run, here = error.facts.values()
-            what = "agents" if run == self.spec.agents else "spaces"
+            what = "agents" if run == env_checks.agents_text(self.spec) else "spaces"
             raise SpacesDoNotFit(
                 f"The {what} of {self.source.name} are others with these env_kwargs; a run's {what} cannot change.",
                 facts={"of the run": run, "with these": here, "env_kwargs": dict(self.kwargs)},

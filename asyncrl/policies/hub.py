@@ -256,8 +256,12 @@ def _errors_of_hub(repo: str, wanted: Literal["read it", "write there"]) -> Iter
                 facts=facts,
                 fix="check the name and the revision; for a private one log in: hf auth login, or set HF_TOKEN",
             ) from error
+        from huggingface_hub import constants
+
+        network = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "check the network, try again"
+        cached = "; once loaded, a policy stays in the client's cache and needs no network"
         raise ResourceError(
             f"the hub cannot be reached, or failed, for {repo}",
             facts=facts,
-            fix="check the network, try again",
+            fix=network + (cached if wanted == "read it" else ""),
         ) from error

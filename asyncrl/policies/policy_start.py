@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.acting.agent_policies import make_policy
+from asyncrl.acting.agent_policies import make_policy, own_record
 from asyncrl.acting.policies import QPolicy
 from asyncrl.envs.observations import text_of_leaves
 from asyncrl.errors import CheckpointError
@@ -22,12 +22,21 @@ from asyncrl.protocols import Algorithm, Updater
 def policy_to_begin_with(path: str | Path, algorithm: Algorithm, spec: EnvSpec) -> PortablePolicy:
     """Load the policy from a run directory, a checkpoint, a policy file or the hub (`hf://user/name`).
 
+    A policy with a name that all agents share, `policies={"all": ".*"}`, is the same as one without a name.
+
     Raises:
         CheckpointError: it is missing or damaged, or its observations, actions or networks differ from the run's
             (ASYNC019).
     """
     policy = load(path, network=getattr(algorithm, "own_network", None))
-    theirs, ours = _shape(policy.policy, policy.meta.spec), _shape(make_policy(algorithm, spec), spec)
+    if len(policy.by_policy) == 1:
+        (alone,) = policy.by_policy.values()
+        assert isinstance(alone, PortablePolicy), "a part of one"
+        policy = alone
+    record, own_spec = algorithm, spec
+    if len(spec.policies) == 1:
+        record, own_spec = own_record(algorithm, spec.policies[0]), spec.policies[0].spec
+    theirs, ours = _shape(policy.policy, policy.meta.spec), _shape(make_policy(record, own_spec), own_spec)
     for name in ours:
         if theirs[name] != ours[name]:
             before, now = _texts(theirs[name], ours[name])
@@ -83,7 +92,7 @@ def _begin_with_critics(core: Updater, policy: PortablePolicy, algorithm: Algori
 
 def _weights_for(policy: PortablePolicy, spec: EnvSpec) -> NDArray[np.float32]:
     """Weights in the order of the run's policies, which are named in any order."""
-    if not spec.policies:
+    if not policy.by_policy:
         return policy.weights
     return np.concatenate([policy.by_policy[own.name].weights for own in spec.policies])
 

@@ -202,7 +202,14 @@ class PortablePolicy(TrainedPolicy):
         """One of several policies, without its critics."""
         record = own_record(self.algorithm, own)
         options = {**self.meta.options, **{name: getattr(record, name) for name in own.options}}
-        meta = dataclasses.replace(self.meta, spec=own.spec, options=options, reward_scale=None)
+        meta = dataclasses.replace(
+            self.meta,
+            spec=own.spec,
+            options=options,
+            return_mean=self.meta.policy_returns.get(own.name),
+            policy_returns={},
+            reward_scale=None,
+        )
         part = PortablePolicy(record, weights, meta, self.source)
         part.of_several = True
         return part
@@ -411,13 +418,17 @@ class PortablePolicy(TrainedPolicy):
         return self.source.build() if render_mode is None else build_rendering(self.source, render_mode)
 
     def describe(self, file: str = "") -> str:
-        """One line: algorithm, environment, steps, evaluation; begins with `best` or `latest` if `file` is named so."""
+        """One line: algorithm, environment, steps, evaluation; begins with `best` or `latest` if `file` is named so.
+
+        The return is that of an episode; of several agents it is the sum of theirs.
+        """
         meta = self.meta
         name = file.rpartition("/")[2]
         which = f"{name}, " if name in ("best", "latest") and "://" not in file else ""
-        reached = (
-            "" if meta.return_mean is None else f", evaluated at {of_return(meta.return_mean)} in training"
-        )
+        reached = ""
+        if meta.return_mean is not None:
+            summed = ", the sum of its agents" if len(meta.spec.agents) > 1 else ""
+            reached = f", evaluated at {of_return(meta.return_mean)} in training{summed}"
         network = network_text(self.policy)
         seen = f", {network}" if network else ""
         return f"{which}{meta.algo} on {meta.env} after {meta.env_steps:,} steps{reached}{seen}"
@@ -507,6 +518,7 @@ class PolicyOrigin:
             policy_version=moment.policy_version,
             train_seconds=moment.train_seconds,
             return_mean=moment.return_mean if isinstance(moment, EvaluationResult) else None,
+            policy_returns=moment.policy_returns if isinstance(moment, EvaluationResult) else {},
             reward_scale=weights.reward_scale,
         )
         return PortablePolicy(self.algorithm, weights.acting, meta, self.source, weights.critics)

@@ -75,6 +75,8 @@ class EnvKwargsChanges:
     def set(self, kwargs: Mapping[str, Any], spec: EnvSpec) -> None:
         """Change these keyword arguments of the training environments; `spec` is theirs.
 
+        A value of another type is a change, for an environment may tell 1 from 1.0 and True.
+
         Raises:
             TypeError: a value is not a Python literal.
         """
@@ -87,7 +89,8 @@ class EnvKwargsChanges:
                     "give a name or a number that the environment looks up"
                 ) from None
         values = {**self.newest.values, **kwargs}
-        if {**self._config.env_kwargs, **values} == self.values:
+        before = self.values
+        if all(name in before and _same(value, before[name]) for name, value in kwargs.items()):
             return
         self.newest = EnvKwargs(self.newest.number + 1, texts_of_mapping(values))
         task = self._loop.create_task(self._offer(self.newest, spec), name="set_env_kwargs")
@@ -155,6 +158,11 @@ class EnvKwargsChanges:
             task.cancel()
         await self.settle()
         self.writer.close()
+
+
+def _same(value: Any, before: Any) -> bool:
+    """Whether two Python literals have one text: 1, 1.0 and True do not."""
+    return texts_of_mapping({"_": value}) == texts_of_mapping({"_": before})
 
 
 def _is_kept(line: str, newest: int) -> bool:

@@ -368,8 +368,9 @@ class Group:
         return steps, updates
 
     def groups(self) -> tuple[GroupStatistics, ...]:
-        """Latest statistics of every group, in the order of ranks."""
-        statuses = self.session.statuses()
+        """Latest statistics of every group, in the order of ranks; one that has sent none is starting."""
+        unknown: dict[str, Any] = {"fusion": self.whole.config.fusion}
+        statuses = dict.fromkeys(range(self.session.place.size), unknown) | self.session.statuses()
         statuses[self.session.place.rank] = {**self._status(), **self.session.statistics()}
         names = [field.name for field in dataclasses.fields(GroupStatistics) if field.name != "rank"]
         return tuple(

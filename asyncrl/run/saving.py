@@ -299,6 +299,7 @@ class CheckpointSaver:
             train_seconds=self._run.clock.train_seconds,
             weights_env_steps=evaluation.env_steps if evaluation else None,
             return_mean=evaluation.return_mean if evaluation else None,
+            policy_returns=evaluation.policy_returns if evaluation else {},
             reward_scale=self._learner.reward_scale,
         )
 

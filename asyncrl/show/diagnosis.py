@@ -66,10 +66,15 @@ def _may_limit_divergence(e: Evidence) -> bool:
 
 
 def _values_run_off(e: Evidence) -> bool:
-    """Whether action values lie outside of known bounds; a discount of 1 gives none."""
+    """Whether action values lie outside of known bounds, by a tenth of their range; a discount of 1 gives none.
+
+    A range below 1 counts as 1 while values may be those of the initial weights: early, or where all rewards were 0.
+    """
     if e.q_mean is None or e.value_high is None or e.value_low is None:
         return False
-    room = max(1.0, e.value_high - e.value_low)
+    room = e.value_high - e.value_low
+    if room == 0 or e.updates < 1_000:
+        room = max(1.0, room)
     return e.q_mean > e.value_high + 0.1 * room or e.q_mean < e.value_low - 0.1 * room
 
 
@@ -182,7 +187,7 @@ RULES = (
         "Action values are outside of what rewards and discount allow: bootstrapping amplifies their errors.",
         "learning_rate",
         "a third of {options[learning_rate]}",
-        "mean action value {q_mean:,.1f}, possible are {value_low:,.1f} to {value_high:,.1f}",
+        "mean action value {q_mean:,.4g}, possible are {value_low:,.4g} to {value_high:,.4g}",
     ),
     Rule(
         "large policy steps",

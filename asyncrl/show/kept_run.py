@@ -203,9 +203,9 @@ def is_logged(name: str) -> bool:
 
 
 def is_run(path: Path) -> bool:
-    """Whether the directory is a run directory."""
+    """Whether the directory is a run directory; a run that fails before its options are written has a summary only."""
     try:
-        return (path / "config.toml").is_file() and (
+        return any((path / name).is_file() for name in ("config.toml", "summary.json")) and (
             (path / LOCK).exists() or (path / "checkpoints").is_dir()
         )
     except OSError:  # not readable for this user

@@ -108,7 +108,7 @@ def read_policy(path: Path) -> SavedPolicy:
     if isinstance(current := state.get("current"), dict) and (path.name.isdecimal() or path.name == LATEST):
         state, scale = current, current.get("reward_scale")
         scale = float(scale) if isinstance(scale, int | float) else None
-        meta = replace(meta, weights_env_steps=None, return_mean=None, reward_scale=scale)
+        meta = replace(meta, weights_env_steps=None, return_mean=None, policy_returns={}, reward_scale=scale)
     weights: Any = state.get("weights")
     critics: Any = state.get("critics")
     if not _is_float32(weights, 1) or not (critics is None or _is_float32(critics, 2)):

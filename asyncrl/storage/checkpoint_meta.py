@@ -41,6 +41,7 @@ class CheckpointMeta:
         weights_env_steps: environment steps at which evaluated acting weights were copied; None for the current ones.
         train_seconds: the run's training clock.
         return_mean: mean return of the evaluation of these weights, or None.
+        policy_returns: part of it of each of several policies by name; empty of one policy, or without an evaluation.
         reward_scale: factor from the environment's rewards to those whose values the networks have learned; None if it
             is not known.
         asyncrl_version: version of asyncrl that wrote the file.
@@ -58,6 +59,7 @@ class CheckpointMeta:
     train_seconds: float = 0.0
     weights_env_steps: int | None = None
     return_mean: float | None = None
+    policy_returns: Mapping[str, float] = field(default_factory=dict)
     reward_scale: float | None = None
     asyncrl_version: str = __version__
 

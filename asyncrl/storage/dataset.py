@@ -18,6 +18,7 @@ import errno
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.policies import float32_bounds
 from asyncrl.envs.dataset_spaces import (
     observations_of_rows,
     real_numbers,
@@ -34,8 +36,14 @@ from asyncrl.envs.dataset_spaces import (
     spaces_of,
     stored_actions,
 )
-from asyncrl.errors import ConfigurationError, ResourceError, SpacesDoNotFit, describe_error
-from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, EnvSpec
+from asyncrl.errors import (
+    ActionsBeyondBounds,
+    ConfigurationError,
+    ResourceError,
+    SpacesDoNotFit,
+    describe_error,
+)
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, BoxAction, EnvSpec
 from asyncrl.shm.ring import RingLayout, RingReader
 from asyncrl.shm.ring_rows import RingPosition, begin_at
 from asyncrl.shm.segment import Segment
@@ -48,6 +56,9 @@ FLUSH_STEPS = 20_000
 """Steps of complete episodes that are written together."""
 COLUMN_BYTES, SPARE_BYTES = 4_096, 65_536
 """Bounds of what HDF5 needs beside the arrays, for each column of an episode (3 kB were seen) and for the file."""
+
+ROUNDING = 1e-5
+"""Part of a bound by which an action may exceed it: bounds and actions were rounded, or scaled by a wrapper."""
 
 
 @dataclass(frozen=True)
@@ -303,8 +314,32 @@ def _filled(
         raise _empty(path, "has no steps")
     ring.flags[0, end : end + ahead] = RESET
     steps = int(np.count_nonzero(ring.flags[0, :end] & RESET == 0))
+    _warn_of_actions_beyond_bounds(ring.action[0, :end][ring.flags[0, :end] & RESET == 0], ring, path)
     begin_at(ring, RingPosition(end + ahead, end + ahead, steps, 0, 0))
     return ring
+
+
+def _warn_of_actions_beyond_bounds(actions: NDArray[Any], ring: RingReader, path: str) -> None:
+    """Warn (ASYNC050) of actions `[T, *act_shape]` that the environment does not take, but for what is rounding.
+
+    They are learned from as they are, as other libraries do: only their author knows whether the environment clipped
+    them, or had other bounds.
+    """
+    spec = ring.layout.spec
+    if not isinstance(spec.action, BoxAction):
+        return
+    low, high = float32_bounds(spec.action)
+    excess = np.maximum(low - ROUNDING * np.abs(low) - actions, actions - high - ROUNDING * np.abs(high))
+    each = excess.reshape(len(actions), -1).max(axis=1)
+    if count := int(np.count_nonzero(each > 0)):
+        warnings.warn(
+            ActionsBeyondBounds(
+                f"[ASYNC050] {count:,} of {len(each):,} actions of the dataset {path} are outside of the bounds of "
+                f"{spec.name} ({spec.action}), by up to {each.max():.3g}; they are learned from as they are, and the "
+                "policy's own actions are inside: if the environment clipped them, clip the dataset's `actions` too"
+            ),
+            stacklevel=2,
+        )
 
 
 def _episodes(storage: Any, path: str) -> Generator[dict[str, Any], None, None]:

@@ -272,7 +272,9 @@ def _runs_below(path: Path) -> list[str]:
 
 
 def advice_without_run(path: Path, otherwise: str) -> str:
-    """Fix to give where `path` is no run's directory: an address of the hub has a policy and no run."""
+    """Fix to give where `path` is no run's directory: a folder of runs, or an address of the hub, which has none."""
+    if runs := _runs_below(path):
+        return f"it is a folder of runs: name one of them, such as {shlex.quote(str(path / runs[0]))}"
     if path.parts[:1] != ("hf:",):
         return otherwise
     address = "hf://" + "/".join(path.parts[1:])

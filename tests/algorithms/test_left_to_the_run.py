@@ -7,11 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 
 from asyncrl import A2C, BC, DQN, IMPALA, IQL, MAPPO, PPO, PQN, R2D2, SAC, CrossQ, Trainer, TrainerConfig
+from asyncrl.envs.checks import checked_spec
 from asyncrl.envs.packing import leaves_of
 from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
@@ -79,6 +82,20 @@ def test_first_episodes_are_not_staggered_with_self_play() -> None:
     assert PPO(segment_length=64).for_run(config, spec).staggered_resets is False
     with pytest.raises(ValueError, match=r"staggered_resets must be none or false with self_play='uniform'"):
         PPO(staggered_resets=True, segment_length=64).for_run(config, spec)
+
+
+def test_first_episodes_of_a_vector_that_resets_itself_are_not_staggered() -> None:
+    config = TrainerConfig(env="any", algo="ppo", num_actors=1)
+    for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED):
+        env = gymnasium.make_vec("CartPole-v1", 2, "sync", vector_kwargs={"autoreset_mode": mode})
+        spec = checked_spec("pole", env)
+        assert spec.time_limit == 500
+        run = PPO(segment_length=64).for_run(config, spec)
+        assert run.staggered_resets is (mode == AutoresetMode.DISABLED)
+        env.close()
+    itself = replace(spec, resets_itself=True)
+    with pytest.raises(ValueError, match=r"must be none or false for pole, a vector environment that resets"):
+        PPO(staggered_resets=True, segment_length=64).for_run(config, itself)
 
 
 @pytest.mark.parametrize(

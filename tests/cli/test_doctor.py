@@ -195,6 +195,27 @@ def test_an_entropy_below_zero_is_that_of_a_density_and_no_finding(tmp_path: Pat
         assert ("entropy gone" in [finding.name for finding in diagnose(collect(run))]) == gone
 
 
+@pytest.mark.parametrize(
+    ("high", "q_mean", "updates", "found"),
+    [
+        (0.05, 0.14, 5_000, True),
+        (0.05, 0.052, 5_000, False),
+        (0.05, 0.14, 900, False),
+        (0.0, 0.05, 5_000, False),
+        (0.0, 0.14, 5_000, True),
+    ],
+    ids=["thrice the bound", "nearly at it", "initial weights", "no reward yet", "grown without a reward"],
+)
+def test_values_of_small_rewards_are_judged_by_their_own_range(
+    high: float, q_mean: float, updates: int, found: bool
+) -> None:
+    evidence = Evidence(q_mean=q_mean, value_low=0.0, value_high=high, updates=updates)
+    findings = {finding.name: finding.evidence for finding in diagnose(evidence)}
+    assert ("values run off" in findings) == found
+    if found:
+        assert findings["values run off"] == f"mean action value 0.14, possible are 0 to {high:g}"
+
+
 def test_a_figure_that_is_missing_is_a_question_mark() -> None:
     (finding,) = (f for f in diagnose(Evidence(discarded=0.3, updates=1, actors=2)))
     assert finding.evidence == "30% of the steps discarded, staleness ? updates"
@@ -234,7 +255,7 @@ def test_of_the_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == (
         "Action values are outside of what rewards and discount allow: bootstrapping amplifies their errors.\n"
         "  change    --dqn.learning-rate to a third of 0.001\n"
-        "  evidence  mean action value 3,500.0, possible are 0.0 to 100.0\n"
+        "  evidence  mean action value 3,500, possible are 0 to 100\n"
     )
     assert main(["doctor", str(run.path), "--json"]) == 0
     assert [finding["name"] for finding in json.loads(capsys.readouterr().out)] == ["values run off"]

@@ -82,6 +82,20 @@ def test_half_written_files_are_read_as_far_as_they_go(folder: Path) -> None:
     assert (run.env, run.seed, run.state, run.best, run.final) == ("", None, "killed", 490.5, 470.0)
 
 
+def test_a_run_that_failed_before_its_options_were_written_is_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = "[ASYNC004] The constructor of Maze failed.\n  fix: x"
+    run = write_run(tmp_path / "s0", env="Maze", summary={"state": "failed", "error": error, "updates": 0})
+    for name in ("config.toml", "metrics.jsonl"):
+        (run / name).unlink()
+    assert main(["ls", str(tmp_path)]) == 0
+    words = capsys.readouterr().out.splitlines()[1].split()
+    assert words[:7] == ["s0", "Maze", "dqn", "0", "failed", "0", "-"]
+    assert main(["doctor", str(run)]) == 0
+    assert "The constructor of Maze failed." in capsys.readouterr().out
+
+
 def test_ls(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()

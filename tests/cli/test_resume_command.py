@@ -34,6 +34,17 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("command", ["resume", "doctor"])
+def test_a_run_of_several_seeds_is_named(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for seed in range(2):
+        write_run(tmp_path / f"s{seed}", seed=seed)
+    assert main([command, str(tmp_path)]) == 1
+    told = "".join(capsys.readouterr().err.split("\n"))
+    assert f"it is a folder of runs: name one of them, such as {tmp_path / 's0'}" in told
+
+
+@pytest.mark.parametrize("command", ["resume", "doctor"])
 def test_an_address_of_the_hub_is_a_policy_and_no_run(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

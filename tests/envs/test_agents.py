@@ -12,6 +12,7 @@ from several_agents import NAMES, MaskedByInfo, MaskedByKey, Parallel, Together,
 
 from asyncrl import DQN
 from asyncrl.acting.trained_policy import TrainedPolicy
+from asyncrl.envs.checks import require_same_spaces, require_spaces
 from asyncrl.envs.observations import AgentView, agent_views, mask_reader, rows_of
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.envs.trial import try_out
@@ -471,6 +472,26 @@ def test_spaces_that_differ_say_how_to_train() -> None:
 
     with pytest.raises(SpacesDoNotFit, match="their action spaces differ"):
         describe(source_of(Continuous, pad_spaces=True))
+
+
+def test_agents_that_differ_in_padding_alone_are_named_with_their_sizes() -> None:
+    spec = describe(source_of(Unequal, pad_spaces=True))
+    red, *others = spec.agents
+    alike = dataclasses.replace(spec, agents=(dataclasses.replace(red, values=None), *others))
+    with pytest.raises(SpacesDoNotFit, match="The agents of Unequal are not those of a policy's tr") as told:
+        require_same_spaces(spec, alike)
+    rest = "green (padded from 3 values and 3 actions), blue (padded from 4 actions)"
+    assert told.value.facts == {
+        "trained in": f"red (padded from 2 values), {rest}",
+        "this one": f"red (not padded), {rest}",
+    }
+    assert told.value.fix.endswith("pad_spaces=True pads every agent to the largest")
+    with pytest.raises(SpacesDoNotFit, match="must have the same agents, and they differ") as told:
+        require_spaces(alike, built(Unequal, pad_spaces=True))
+    assert list(told.value.facts.values()) == [
+        f"red (not padded), {rest}",
+        f"red (padded from 2 values), {rest}",
+    ]
 
 
 def test_options_of_several_agents_are_refused_for_one() -> None:

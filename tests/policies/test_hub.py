@@ -317,9 +317,19 @@ def test_without_network_or_client_it_says_so(
     hub: HubStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = portable(asyncrl.DQN(), SPEC)
+    pushed(policy)
+    loaded = asyncrl.load("hf://user/pole")
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ResourceError, match="the hub cannot be reached, or failed, for user/pole"):
+    with pytest.raises(ResourceError, match="the hub cannot be reached, or failed, for user/pole") as caught:
         pushed(policy)
+    assert caught.value.fix == "check the network, try again"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert np.array_equal(asyncrl.load("hf://user/pole").weights, loaded.weights), "from the client's cache"
+    with pytest.raises(ResourceError, match="the hub cannot be reached, or failed, for user/none") as caught:
+        asyncrl.load("hf://user/none")
+    assert caught.value.fix.startswith(
+        "unset HF_HUB_OFFLINE; once loaded, a policy stays in the client's cache"
+    )
     script = (
         "import sys; sys.modules['huggingface_hub'] = None\nimport asyncrl\nasyncrl.load('hf://user/pole')"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from functools import partial
 from pathlib import Path
@@ -176,6 +177,26 @@ def test_each_of_several_policies_gets_the_weights_of_its_name(tmp_path: Path) -
         "ppo on agents: cool, warm",
         "ppo on Parallel: cool, hot",
     )
+
+
+@pytest.mark.parametrize("algorithm", [PPO(hidden_sizes=(4,)), DQN(hidden_sizes=(4,))], ids=lambda a: a.name)
+def test_one_policy_of_all_agents_begins_with_or_without_a_name(algorithm: Any, tmp_path: Path) -> None:
+    """The networks are the same, so each can begin with the weights of the other."""
+    each: dict[str, dict[str, str]] = {"named": {"all": ".*"}, "other": {"every": ".*"}, "shared": {}}
+    sources = {
+        name: EnvSource.from_user(Parallel).changed({}, (), policies=policies)
+        for name, policies in each.items()
+    }
+    specs, weights = {name: describe(source) for name, source in sources.items()}, {}
+    for name, spec in specs.items():
+        weights[name] = weights_of(make_updater(algorithm, spec, "cpu", len(weights)))
+        meta = CheckpointMeta(env="agents", algo=algorithm.name, spec=spec, options=option_values(algorithm))
+        PortablePolicy(algorithm, weights[name], meta, sources[name]).save(tmp_path / name)
+    for theirs, ours in itertools.product(each, each):
+        core: Any = make_updater(algorithm, specs[ours], "cpu", 9)
+        policy = policy_to_begin_with(tmp_path / theirs, algorithm, specs[ours])
+        begin_with_policy(core, policy, algorithm, specs[ours])
+        np.testing.assert_array_equal(weights_of(core), weights[theirs])
 
 
 def test_the_error_says_what_differs_in_plain_words(kept: Path) -> None:

@@ -73,6 +73,26 @@ def test_state_is_a_copy_and_checked() -> None:
     assert {1, 2} == set(drawn), "the less likely action has 5 % here: missing in 2,000 draws once in 1e44"
 
 
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (np.full(5, np.nan), "state must be finite, got nan among its values"),
+        ([0.0, 0.0, np.inf, 0.0, 0.0], "state must be finite, got inf among its values"),
+        (np.zeros(5, complex), "state must hold real numbers, got complex128"),
+        (["0"] * 5, "state must hold numbers, got text"),
+        ({"red": np.zeros(5)}, "state must hold real numbers, got object"),
+    ],
+)
+def test_a_state_that_says_nothing_is_refused(state: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        policy_of().predict(np.ones(4, np.float32), state)
+    with pytest.raises(ValueError, match=text):
+        policy_of().probabilities(np.ones(4, np.float32), state)
+    stacked = portable(asyncrl.DQN(frame_stack=5), EnvSpec("any", (1,), "float32", DiscreteAction(2)))
+    with pytest.raises(ValueError, match=text):
+        stacked.predict(np.ones(1, np.float32), state, False)
+
+
 def test_stacks_of_frames_come_with_the_state() -> None:
     policy = policy_of(frame_stack=2)
     stack = np.ones((2, 4), np.float32)

@@ -177,6 +177,20 @@ def test_calls_that_are_refused(
     assert isinstance(refused.error, kind) and text in str(refused.error)
 
 
+def test_a_value_of_another_type_is_a_change(tmp_path: Path) -> None:
+    """1, 1.0 and True are equal in Python, and an environment may do something else with each."""
+    values = iter([1, np.int64(1), 1.0, 1.0, True])
+
+    class Next(Callback):
+        def on_evaluation(self, trainer: Trainer, evaluation: Any) -> None:
+            if (value := next(values, None)) is not None:
+                trainer.set_env_kwargs(level=value)
+
+    trainer_of("dqn", "lockstep", tmp_path / "run", env_kwargs={"level": 1}).learn(1_800, callbacks=[Next()])
+    levels = [change["env_kwargs"]["level"] for change in changes_of(tmp_path / "run")]
+    assert [repr(level) for level in levels] == ["1.0", "True"]
+
+
 def test_before_and_after_a_run_nothing_can_be_set() -> None:
     trainer = trainer_of("dqn", "relaxed", env_kwargs={"level": 1})
     for _ in range(2):

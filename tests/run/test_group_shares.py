@@ -44,6 +44,7 @@ from asyncrl.shm.env_kwargs import EnvKwargsWriter
 from asyncrl.shm.ring import RingLayout, RingWriter
 from asyncrl.shm.segment import Segment
 from asyncrl.shm.weights import WeightMailbox
+from asyncrl.show.readout import readout
 from asyncrl.storage.checkpoint import CheckpointMeta
 from asyncrl.storage.resume import Resumption
 
@@ -429,6 +430,19 @@ def test_a_learner_that_does_not_give_its_state_is_waited_for_a_while_only(
     ended.close()
     with pytest.raises(RuntimeError, match="closed"):
         state.state_of(learner, ended)
+
+
+def test_groups_that_have_not_reported_yet_are_starting() -> None:
+    """Of two groups the first line said 1 groups, and the page showed one."""
+    session = SimpleNamespace(place=SimpleNamespace(rank=0, size=2), statuses=dict, statistics=dict)
+    group: Any = SimpleNamespace(
+        whole=SimpleNamespace(config=SimpleNamespace(fusion="average")),
+        session=session,
+        _status=lambda: {"state": "starting", "fusion": "average"},
+    )
+    groups = Group.groups(group)
+    assert [(one.rank, one.state) for one in groups] == [(0, "starting"), (1, "starting")]
+    assert " | 2 groups, 0 fusions" in readout(make_snapshot(groups=groups)).line()
 
 
 def test_a_run_that_cannot_be_made_tells_the_other_groups(

@@ -181,6 +181,21 @@ def test_choices_out_of_range_are_refused(tmp_path: Path) -> None:
             read_dataset(str(folder), spec, ahead=1)
 
 
+def test_actions_beyond_the_bounds_are_told_and_kept(walk: Path) -> None:
+    spec = describe(EnvSource.from_user(Walk))
+    with h5py.File(walk / "data" / "main_data.hdf5", "a") as file:
+        file["episode_0"]["actions"][:] = [[[-2.5, 0.0]], [[4.00001, -2.00001]]]
+        file["episode_1"]["actions"][0] = [[0.0, 7.0]]
+        steps = sum(len(file[name]["actions"]) for name in file)
+    says = (
+        rf"ASYNC050\] 2 of {steps} actions .* outside of the bounds of .*Walk.* from -2 to 4 .*, by up to 3;"
+    )
+    with pytest.warns(errors.ActionsBeyondBounds, match=says):
+        segment, ring = read_dataset(str(walk), spec, ahead=1)
+    assert ring.action[0, 0].tolist() == [[-2.5, 0.0]] and 7.0 in ring.action[0]
+    segment.close()
+
+
 @pytest.mark.parametrize(
     ("name", "wrong", "text"),
     [

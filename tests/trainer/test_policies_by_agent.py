@@ -25,6 +25,7 @@ from asyncrl.envs.checks import require_same_spaces, spec_of
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import CheckpointError, ConfigurationError, SpacesDoNotFit
 from asyncrl.policies.playback import play
+from asyncrl.show.numbers import of_return
 
 POLICIES = {"warm": "red", "cool": "green|blue"}
 EACH = {"r": "red", "g": "green", "b": "blue"}
@@ -175,15 +176,21 @@ def test_files_policy_and_commands(tmp_path: Path, capsys: pytest.CaptureFixture
         assert any(name in line for line in lines)
     kept = asyncrl.load(run)
     path = kept.save(tmp_path / "agents.policy")
+    shown = next(line for line in reversed(lines) if "eval/mean_reward" in line)
     for policy in (kept, asyncrl.load(path)):
+        total = of_return(shown["eval/mean_reward"])
+        assert f"evaluated at {total} in training, the sum of its agents" in policy.describe()
+        for name, part in policy.by_policy.items():
+            own = of_return(shown[f"eval/mean_reward/{name}"])
+            assert own != total and f"evaluated at {own} in training" in part.describe()
         parallel = policy.make_env()
         obs, _ = parallel.reset(seed=5)
-        total = 0.0
+        total_return = 0.0
         while parallel.agents:
             actions, _ = policy.predict(obs)
             obs, rewards, *_ = parallel.step(actions)
-            total += sum(rewards.values())
-        assert total in range(16)
+            total_return += sum(rewards.values())
+        assert total_return in range(16)
         probabilities = policy.probabilities(obs)
         assert [len(probabilities[name]) for name in NAMES] == [5, 4, 4]
     capsys.readouterr()
