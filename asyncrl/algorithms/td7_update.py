@@ -277,9 +277,15 @@ class TD7Buffers:
         self.batch, self.stage = batch, batch.stage
         self.noise = batch.rows.new_zeros(batch.size, update.layout.action_values)
         self.priorities, self.one = batch.rows.new_zeros(batch.size, 1), batch.rows.new_ones(())
-        networks = update.networks, update.fixed, update.target
         inputs = SaleInputs(
-            *networks, batch.rows, batch.action, update.movable, update.gradients, update.precision
+            networks=update.networks,
+            fixed=update.fixed,
+            target=update.target,
+            rows=batch.rows,
+            action=batch.action,
+            movable=update.movable,
+            gradients=update.gradients,
+            precision=update.precision,
         )
         self.passes: Passes = HandPasses(inputs) if passes_by_hand(batch.rows) else ModulePasses(inputs)
         self.learned: dict[bool, Learned] = {}

@@ -216,37 +216,33 @@ class HandPasses:
     """`Passes` by hand, on the CPU; a returned tensor is the same buffer at every call."""
 
     def __init__(self, inputs: SaleInputs) -> None:
-        networks, fixed, target, rows, action = inputs[:5]
-        size, values = action.shape
-        obs, next_obs = rows.split(size)
-        multiply = partial(products, precision=inputs.precision, numpy=uses_numpy(rows.device))
-        policy, encoders, critics = (
-            inputs.gradients[name].views for name in ("policy", "encoders", "critics")
-        )
-        self._action, self._movable = action, inputs.movable
+        networks, fixed, target = inputs.networks, inputs.fixed, inputs.target
+        self._action, self._movable, size = inputs.action, inputs.movable, len(inputs.action)
+        obs, next_obs = inputs.rows.split(size)
+        multiply = partial(products, precision=inputs.precision, numpy=uses_numpy(inputs.rows.device))
+        of_encoders = inputs.gradients["encoders"].views
 
-        self._states = _States(networks.encoders.states, rows, multiply)
-        embedding = self._states.output.shape[1]
-        count = len(list(networks.encoders.states.parameters()))
-        self._states.prepare_backward(size, encoders[:count])
+        self._states = _States(networks.encoders.states, inputs.rows, multiply)
         self._z, self._next_z = self._states.output.split(size)
-        self._pair_input = torch.empty(size, embedding + values)
+        count, embedding = len(list(networks.encoders.states.parameters())), self._z.shape[1]
+        self._states.prepare_backward(size, of_encoders[:count])
+        self._pair_input = torch.empty(size, embedding + self._action.shape[1])
         self._pairs = _Layers(networks.encoders.pairs.layers, self._pair_input, multiply)
-        self._pairs.prepare_backward(size, encoders[count:], slice(embedding))
+        self._pairs.prepare_backward(size, of_encoders[count:], slice(embedding))
 
         self._next_states = _States(target.encoders.states, next_obs, multiply)
-        self._next_head = _Beside(target.head, next_obs, (self._next_states.output,), multiply)
-        self._next_values = _Values(
-            target.critics, target.encoders.pairs, next_obs, self._next_states.output, values, multiply
-        )
+        next_z = self._next_states.output
+        self._next_head = _Beside(target.head, next_obs, (next_z,), multiply)
+        self._next_values = _Values(target.critics, target.encoders.pairs, next_obs, next_z, multiply)
 
         self._fixed_states = _States(fixed.states, obs, multiply)
-        judged = networks.critics, fixed.pairs, obs, self._fixed_states.output, values, multiply
-        self._values, self._own_values = _Values(*judged), _Values(*judged)
-        self._values.prepare_weights(critics)
+        fixed_z = self._fixed_states.output
+        self._values = _Values(networks.critics, fixed.pairs, obs, fixed_z, multiply)
+        self._values.prepare_weights(inputs.gradients["critics"].views)
+        self._own_values = _Values(networks.critics, fixed.pairs, obs, fixed_z, multiply)
         self._own_values.prepare_action()
-        self._head = _Beside(networks.head, obs, (self._fixed_states.output,), multiply)
-        self._head.prepare_backward(policy)
+        self._head = _Beside(networks.head, obs, (fixed_z,), multiply)
+        self._head.prepare_backward(inputs.gradients["policy"].views)
 
     def embed(self) -> tuple[Tensor, Tensor]:
         """See `Passes`."""
@@ -427,16 +423,12 @@ class _Values:
     """Critics and the encoder g over observations and actions; `z`, embeddings of the former, is read at each call."""
 
     def __init__(
-        self,
-        critics: nn.ModuleList,
-        pairs: PairEncoder,
-        obs: Tensor,
-        z: Tensor,
-        values: int,
-        multiply: Multiply,
+        self, critics: nn.ModuleList, pairs: PairEncoder, obs: Tensor, z: Tensor, multiply: Multiply
     ) -> None:
-        (size, inputs), embedding = obs.shape, z.shape[1]
-        x, self._pair_input = torch.empty(size, inputs + values), torch.empty(size, embedding + values)
+        (size, inputs), first = obs.shape, pairs.layers[0]
+        assert isinstance(first, nn.Linear)
+        self._pair_input = torch.empty(size, first.in_features)
+        x = torch.empty(size, inputs + first.in_features - z.shape[1])
         self._obs, self._z, self._x = obs, z, x
         self._pairs = _Layers(pairs.layers, self._pair_input, multiply)
         self._critics = []
