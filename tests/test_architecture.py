@@ -15,7 +15,7 @@ PACKAGE = Path(asyncrl.__file__).parent
 
 # From the top down, as in docs: a room imports from the rooms before it. A file outside of them is a room of its own.
 ROOMS = (
-    *("version", "errors", "options", "interfaces"),
+    *("version", "timer_slack", "errors", "options", "interfaces"),
     *("saved_state", "protocols", "config"),
     *("shm", "envs", "acting", "replay", "networks", "actors", "algorithms"),
     *(

@@ -28,7 +28,7 @@ import sys
 import time
 from pathlib import Path
 
-from asyncrl.shm.timer_slack import USUAL_NANOSECONDS, set_timer_slack
+from asyncrl.timer_slack import USUAL_NANOSECONDS, set_timer_slack
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

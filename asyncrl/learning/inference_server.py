@@ -44,8 +44,8 @@ from asyncrl.protocols import Policy
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.requests import Request, RequestLayout, ServerRequests
 from asyncrl.shm.ring import RingLayout
-from asyncrl.shm.timer_slack import set_timer_slack
 from asyncrl.shm.weights import WeightMailbox
+from asyncrl.timer_slack import set_timer_slack
 
 SLEEP_SECONDS = 0.1
 """Longest sleep, which bounds the delay by a lost doorbell signal."""

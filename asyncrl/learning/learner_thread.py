@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 
 from asyncrl.networks.products import product_threads
-from asyncrl.shm.timer_slack import set_timer_slack
+from asyncrl.timer_slack import set_timer_slack
 
 T = TypeVar("T")
 

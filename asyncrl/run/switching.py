@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from asyncrl.shm.timer_slack import set_timer_slack
+from asyncrl.timer_slack import set_timer_slack
 
 SWITCH_SECONDS = 1e-5
 """Interpreter's switch interval during a run: how long a thread waits for the interpreter's lock before it asks for it.

@@ -12,9 +12,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from asyncrl import DQN, PPO, SAC, Trainer
+from asyncrl import DQN, PPO, SAC, Trainer, timer_slack
 from asyncrl.run import switching
-from asyncrl.shm import timer_slack
 from benchmarks.harness.report import Report, script_parser
 from benchmarks.harness.runs import when_updated
 

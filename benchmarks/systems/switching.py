@@ -30,9 +30,8 @@ RUNS = {"dqn": "CartPole-v1", "crossq": "Pendulum-v1"}
 
 def rate(way: str, algo: str, seconds: float) -> float:
     """Updates/s of a run."""
-    from asyncrl import DQN, CrossQ, Trainer
+    from asyncrl import DQN, CrossQ, Trainer, timer_slack
     from asyncrl.run import switching
-    from asyncrl.shm import timer_slack
 
     if way == "on_time":
         switching.LOOP_SLACK_NANOSECONDS = 1

@@ -24,7 +24,7 @@ from asyncrl.run.switching import (
     own_process,
     paused_collection,
 )
-from asyncrl.shm.timer_slack import USUAL_NANOSECONDS, set_timer_slack
+from asyncrl.timer_slack import USUAL_NANOSECONDS, set_timer_slack
 
 
 @pytest.mark.skipif(
