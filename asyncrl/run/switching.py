@@ -16,9 +16,9 @@ SWITCH_SECONDS = 1e-5
 
 The learner's thread releases the lock in every kernel and product, and gets it back after the interval if a program
 computes in Python meanwhile, as in another cell of a notebook. With half a millisecond DQN on CartPole then made 0.05
-of its updates and SAC with layers of 256 half; with this, and waits of the learner's thread that end on time, 0.29 and
-0.80, on two cores with an actor (`python -m benchmarks.systems.busy_caller`). Kernels that keep the lock add a tenth to
-that, and would make the loop wait.
+of its updates and SAC with layers of 256 half; with this, and waits of the learner's thread that end on time, 0.56 and
+0.82, on two cores of another machine (`python -m benchmarks.systems.busy_caller`). Kernels that keep the lock add a
+tenth to that, and would make the loop wait.
 """
 LOOP_SLACK_NANOSECONDS = 1_000_000
 """Timer slack of the run's thread.
