@@ -23,8 +23,8 @@ tenth to that, and would make the loop wait.
 LOOP_SLACK_NANOSECONDS = 1_000_000
 """Timer slack of the run's thread.
 
-While it waits for the lock it would else set a timer every 10 us, which on a virtual machine takes long: the loop then
-took a third of a core, and DQN on one core made a quarter of its updates (`benchmarks.systems.switching`).
+While it waits for the lock it would else set a timer every 10 us, which on a virtual machine takes long: on one core
+DQN then made 0.3 of its updates (`benchmarks.systems.switching`).
 """
 
 _lock = threading.Lock()

@@ -67,7 +67,7 @@ def main() -> None:
         way, algo = parsed.measure.split()
         print(json.dumps(rate(way, algo, parsed.seconds)))
         return
-    report, rates = Report(parsed.name, []), dict[str, list[float]]()
+    report, rates = Report(parsed.name, []), dict[tuple[str, str, int], list[float]]()
     line = [sys.executable, "-m", "benchmarks.systems.switching", "--seconds", str(parsed.seconds)]
     first = min(os.sched_getaffinity(0))
     for _ in range(1 if parsed.quick else parsed.repeats):
@@ -77,14 +77,13 @@ def main() -> None:
                     command = [*pin, *line, "--measure", f"{way} {algo}"]
                     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=600)
                     value = float(json.loads(done.stdout.splitlines()[-1]))
-                    rates.setdefault(f"{algo}_{way}_cores_{cores}", []).append(value)
+                    rates.setdefault((algo, way, cores), []).append(value)
                     print(f"{algo}, {way}, {cores} cores: {value:.0f} updates/s", flush=True)
-    for key, values in rates.items():
-        report.add(f"{key}_updates_per_second", values, "updates/s")
-        if "_package_" not in key:
-            own = rates.get(key.replace("_on_time_", "_package_").replace("_usual_", "_package_"), [])
-            if own:
-                report.add_ratio(f"package_over_{key}", own, values, "")
+    for (algo, way, cores), values in rates.items():
+        report.add(f"{algo}_{way}_cores_{cores}_updates_per_second", values, "updates/s")
+        own = rates.get((algo, "package", cores))
+        if way != "package" and own is not None:
+            report.add_ratio(f"package_over_{algo}_{way}_cores_{cores}", own, values)
     report.write()
 
 

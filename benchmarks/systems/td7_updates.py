@@ -66,8 +66,7 @@ def main() -> None:
     for way, values in rates.items():
         report.add(f"{way}_updates_per_second", values, "updates/s")
         if way != "by_hand" and "by_hand" in rates:
-            pairs = zip(rates["by_hand"], values, strict=True)
-            report.add(f"by_hand_over_{way}", [own / other for own, other in pairs], "")
+            report.add_ratio(f"by_hand_over_{way}", rates["by_hand"], values)
     report.write()
 
 
