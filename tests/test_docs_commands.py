@@ -59,7 +59,7 @@ MORE = {
 """What is added to a command so that it ends soon; the longest name that begins it counts, a later flag wins."""
 EXTRAS = {
     "train HalfCheetah": ("mujoco", "mujoco"),
-    "(train|plan) LunarLander|eval runs/lander": ("Box2D", "box2d"),
+    "(train|plan) LunarLander": ("Box2D", "box2d"),
     "enjoy .* --video": ("imageio_ffmpeg", "video"),
     "export .* --onnx": ("onnx", "onnx"),
     "record .*": ("minari", "data"),
@@ -75,7 +75,7 @@ that a run without a directory is found by."""
 
 def missing_extra(line: str) -> str | None:
     """Extra that the command needs and that is not installed."""
-    needed = (found for pattern, found in EXTRAS.items() if re.match(f"asyncrl {pattern}", line))
+    needed = (found for pattern, found in EXTRAS.items() if re.match(f"asyncrl ({pattern})", line))
     return next((extra for package, extra in needed if importlib.util.find_spec(package) is None), None)
 
 
@@ -141,6 +141,8 @@ def test_the_commands_run(
             use_hub(others.enter_context(hub_stand_in()), tmp_path, monkeypatch)
             others.callback(importlib.import_module("huggingface_hub").close_session)
         for line in LINES:
+            if "eval runs/lander" in line and missing_extra("asyncrl train LunarLander-v3"):
+                continue  # its run could not be trained
             if line == "asyncrl ls":
                 pids = others.enter_context(going_on(tmp_path))
                 capsys.readouterr()

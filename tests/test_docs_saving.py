@@ -28,6 +28,7 @@ MORE = {
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("imageio_ffmpeg")
+    pytest.importorskip("Box2D")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     reader = PageReader()

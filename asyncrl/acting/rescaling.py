@@ -14,7 +14,8 @@ EPSILON = 1e-3
 
 def return_of(value: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return h^-1(`value`), float32; see `r2d2.rescale_inverse`."""
+    one, two = np.float32(1.0), np.float32(2.0)
     inner = np.abs(value) + np.float32(1.0 + EPSILON)
-    root = 2.0 * inner / (np.sqrt(1.0 + np.float32(4.0 * EPSILON) * inner) + 1.0)
-    found: NDArray[np.float32] = np.sign(value) * (np.square(root) - 1.0)
+    root = two * inner / (np.sqrt(one + np.float32(4.0 * EPSILON) * inner) + one)
+    found: NDArray[np.float32] = np.sign(value) * (np.square(root) - one)
     return found

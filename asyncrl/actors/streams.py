@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,7 +96,7 @@ class Streams:
     def show_current_in(self, word: NDArray[np.int64]) -> None:
         """Store `current` in `word` `[1]` from now on, which is shared memory that the supervisor reads."""
         # A memoryview: storing an integer takes 30 ns, in an array 80.
-        self._current = memoryview(word)  # type: ignore[arg-type]
+        self._current = memoryview(cast("Any", word))
         self._current[0] = -1
 
     def success(self, stream: int) -> int:

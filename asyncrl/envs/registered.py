@@ -44,6 +44,8 @@ _LISTED = 5
 """Maximum number of names that an error lists."""
 MUJOCO_BELOW = "3.12"
 """First version of MuJoCo that gymnasium-robotics 1.4.2 does not work with; dm-control 1.0.44 is the last for it."""
+BUILDS_BOX2D = (3, 14)
+"""First version of Python for which Box2D has no wheel, and pip builds box2d-py."""
 _OWN = {
     "asyncrl/BitFlip-v0": ("asyncrl.envs.bit_flip:BitFlip", 0.95),
     "asyncrl/Catch-v0": ("asyncrl.envs.catch:Catch", 0.95),
@@ -107,7 +109,7 @@ def _imported(module: str, name: str) -> Any:
         fix = f"install the package that provides {error.name!r}, or correct the id"
         raise UnknownEnvironment(
             f"There is no environment {name}: no module named {error.name!r} can be imported.",
-            fix=f'pip install "asyncrl[{extra}]"' if extra else fix,
+            fix=installing(extra) if extra else fix,
         ) from None
 
 
@@ -125,7 +127,7 @@ def _unknown(name: str, env_id: str, reason: str, main_only: bool) -> UnknownEnv
     if near:
         facts["near misses"] = ", ".join(near)
     extra = missing_extra(env_id)
-    fix = f'pip install "asyncrl[{extra}]"' if extra else _of_library(env_id)
+    fix = installing(extra) if extra else _of_library(env_id)
     if env_id.endswith(".py"):
         fix = f"name a class or a function of the file: {env_id[:-3].replace('/', '.')}:NAME"
     fix = fix or _of_module(env_id)
@@ -241,6 +243,16 @@ def newer_mujoco(trace: str) -> str:
     return (
         f"{library} may not work with MuJoCo {version} yet: "
         f'pip install "mujoco<{MUJOCO_BELOW}" {library.replace("_", "-")}'
+    )
+
+
+def installing(extra: str) -> str:
+    """Fix that installs an extra; Box2D has no wheel for Python 3.14, where it is built."""
+    build = extra == "box2d" and sys.version_info >= BUILDS_BOX2D
+    return (
+        f'pip install "asyncrl[{extra}]"'
+        + ", after swig and a C++ compiler (apt install swig g++): there is no wheel of Box2D for this Python"
+        * build
     )
 
 

@@ -33,7 +33,7 @@ from asyncrl.envs.changes import (
     wrapped,
 )
 from asyncrl.envs.factory_pickle import factory_name, pack_factory
-from asyncrl.envs.registered import entry_module, extra_for, find, missing_extra, newer_mujoco
+from asyncrl.envs.registered import entry_module, extra_for, find, installing, missing_extra, newer_mujoco
 from asyncrl.errors import (
     AsyncRLError,
     ConfigurationError,
@@ -342,7 +342,7 @@ class EnvSource:
         return UnknownEnvironment(
             f"The environment {self.name} needs {what} is not installed.",
             facts={"reason": str(error)},
-            fix=f'pip install "asyncrl[{extra}]"' if extra else "install that package",
+            fix=installing(extra) if extra else "install that package",
         )
 
     def _wrapper_of(self, what: str) -> str:

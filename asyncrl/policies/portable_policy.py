@@ -221,9 +221,9 @@ class PortablePolicy(TrainedPolicy):
     def _values(self, obs: NDArray[Any], _: Any) -> NDArray[np.float32]:
         if isinstance(self.policy, QPolicy):
             return self._of_rewards(self.policy.values(obs))
+        judged = self._judged(obs, None)
         averaged = self.critic_layout.outputs > 1  # TQC averages all atoms of all critics
-        reduce = np.mean if averaged else np.min
-        values: NDArray[np.float32] = reduce(self._judged(obs, None), axis=1)
+        values: NDArray[np.float32] = judged.mean(axis=1) if averaged else judged.min(axis=1)
         return values
 
     def _q_values(self, obs: NDArray[Any], action: NDArray[Any] | None) -> NDArray[np.float32]:

@@ -202,7 +202,8 @@ class CheckpointSaver:
             self._save_in_turn(weights, evaluation, best=best), name="save-checkpoint"
         )
         saving.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(saving)
+        await asyncio.wait((saving,))  # no shield: in Python 3.14 it logs an error whose caller has gone
+        return saving.result()
 
     async def _save_in_turn(
         self, weights: NDArray[np.float32] | None, evaluation: EvaluationResult | None, *, best: bool

@@ -187,8 +187,11 @@ class RunServer(HttpServer):
         """Write a checkpoint; requests during the write share its result, and no disconnection cancels it."""
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._checkpoint(), name="asyncrl-http-checkpoint")
+            # Its callers may have gone, and asyncio prints the traceback of an error that nobody has retrieved.
+            self._writing.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
-            path = await asyncio.shield(self._writing)
+            await asyncio.wait((self._writing,))
+            path = self._writing.result()
         except AsyncRLError as error:
             raise web.HTTPInternalServerError(text=str(error)) from None
         return _json(msgspec.json.encode({"path": os.fspath(path)}))

@@ -437,7 +437,10 @@ class Trainer(ShownByCard, metaclass=Answering):
         self._awaited = True
         try:
             with interrupt_stops(lambda: self.stop("interrupted")):
-                return await asyncio.shield(self._end())
+                end = self._end()
+                # No shield: in Python 3.14 it logs the error of a run whose caller has gone.
+                await asyncio.wait((end,))
+                return end.result()
         except asyncio.CancelledError:
             await asyncio.to_thread(self._stop_or_kill)
             raise

@@ -36,7 +36,9 @@ from portable_policies import portable
 from waiting import PATIENCE_SECONDS
 
 import asyncrl
+from asyncrl.envs import registered
 from asyncrl.envs.checks import close_env, require_same_spaces
+from asyncrl.envs.registered import installing
 from asyncrl.envs.rendering import build_rendering
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import (
@@ -452,6 +454,14 @@ def test_asyncrl_006_names_the_extra_to_install(
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(UnknownEnvironment, match=rf'(?s)ASYNC006\].*pip install "asyncrl\[{extra}\]"'):
         described(env_id)
+
+
+def test_asyncrl_006_says_what_builds_box2d_where_there_is_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registered, "BUILDS_BOX2D", (3, 11))
+    assert "box2d" in installing("box2d") and "apt install swig g++" in installing("box2d")
+    assert installing("atari") == 'pip install "asyncrl[atari]"'
+    monkeypatch.setattr(registered, "BUILDS_BOX2D", (99, 0))
+    assert installing("box2d") == 'pip install "asyncrl[box2d]"'
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from serving import PATIENCE_SECONDS, TOKEN, ServerThread
 from snapshots import make_snapshot
 from waiting import wait_until
 
-from asyncrl.errors import ConfigurationError, PortInUse
+from asyncrl.errors import CheckpointError, ConfigurationError, PortInUse
 from asyncrl.server import http_server
 from asyncrl.server.run_server import HISTORY_POINTS, SnapshotFeed
 
@@ -155,6 +156,26 @@ def test_close_leaves_a_checkpoint_under_way_alone() -> None:
         wait_until(task.done, "the checkpoint")
         assert task.result() == "runs/x/checkpoints/latest"
     thread.close()
+
+
+def test_a_checkpoint_that_fails_after_its_caller_has_gone_logs_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    thread = ServerThread().start()
+    thread.run.checkpoint_gate.clear()
+    thread.run.checkpoint_fails = CheckpointError("no space left")
+    head = f"POST /checkpoint HTTP/1.1\r\nHost: localhost\r\nX-AsyncRL-Token: {TOKEN}\r\n\r\n"
+    with thread.open(head.encode()):
+        wait_until(lambda: thread.run.checkpoints == 1, "the checkpoint's beginning")
+        thread.call(thread.server.close())
+        task = thread.server._writing
+        assert task is not None
+        thread.run.checkpoint_gate.set()
+        wait_until(task.done, "the checkpoint's failure")
+    thread.server._writing = task = None
+    thread.close()
+    gc.collect()
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_a_long_history_keeps_its_beginning_and_stays_short() -> None:
