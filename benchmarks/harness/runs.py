@@ -50,6 +50,30 @@ def flags(description: str | None, items: Sequence[str], seeds: int = 5) -> argp
     return parser
 
 
+def measuring_flags(description: str | None, items: Sequence[str], seconds: float) -> argparse.ArgumentParser:
+    """`flags` of a script that calls itself for every measurement, see `measured`; `seconds` each by default."""
+    parser = flags(description, items)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=seconds, help="of each measurement")
+    parser.add_argument("--measure", help="used by the script itself: one measurement, printed as JSON")
+    return parser
+
+
+def measured(script: str, what: str, seconds: float, pin: Sequence[str] = ()) -> Any:
+    """Result of `--measure what` of `benchmarks.<script>` in a new process, of which it is the last line.
+
+    Args:
+        script: module under `benchmarks`.
+        what: argument of the script's own flag.
+        seconds: duration of the measurement.
+        pin: words before the command line, such as those of taskset.
+    """
+    line = [*pin, sys.executable, "-m", f"benchmarks.{script}", "--measure", what, "--seconds", str(seconds)]
+    limit = 600 + 10 * seconds
+    done = subprocess.run(line, cwd=FOLDER.parent, check=True, stdout=subprocess.PIPE, timeout=limit)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def parse(
     parser: argparse.ArgumentParser, name: str, items: Sequence[str]
 ) -> tuple[argparse.Namespace, list[str]]:

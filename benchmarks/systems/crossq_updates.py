@@ -18,7 +18,6 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import json
-import subprocess
 import sys
 import time
 from typing import Any
@@ -78,22 +77,10 @@ def bare(critics: int, by_hand: bool, seconds: float) -> float:
     return count / repeat(update, count)
 
 
-def fresh(critics: int, way: str, seconds: float) -> float:
-    """Updates/s of a way in a new process."""
-    line = [sys.executable, "-m", "benchmarks.systems.crossq_updates", "--measure", f"{critics} {way}"]
-    done = subprocess.run(
-        [*line, "--seconds", str(seconds)], check=True, stdout=subprocess.PIPE, text=True, timeout=600
-    )
-    return float(json.loads(done.stdout.splitlines()[-1]))
-
-
 def main() -> None:
     """Measure and write results/crossq_updates.json."""
-    parser = runs.flags(__doc__, ITEMS)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser = runs.measuring_flags(__doc__, ITEMS, 5.0)
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter that has sbx-rl")
-    parser.add_argument("--measure", help="used by the script itself: one measurement, printed as JSON")
     parsed, _ = runs.parse(parser, "crossq_updates", ITEMS)
     if parsed.measure:
         critics, way = parsed.measure.split()
@@ -122,7 +109,7 @@ def measured(report: Report, parsed: Any, critics: int) -> dict[str, float]:
     found = {}
     for way in ("bare", "run", "autograd"):
         if way in parsed.items:
-            found[way] = fresh(critics, way, parsed.seconds)
+            found[way] = runs.measured("systems.crossq_updates", f"{critics} {way}", parsed.seconds)
     if "peers" in parsed.items:
         options = [
             ENV,

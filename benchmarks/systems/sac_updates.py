@@ -25,7 +25,6 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import json
-import subprocess
 import sys
 import time
 from typing import Any
@@ -67,26 +66,21 @@ MEASURES = {"bare": bare, "run": whole_run, "profile": profile}
 
 def fresh(kind: str, way: str, seconds: float) -> dict[str, Any]:
     """Call `MEASURES[kind](way, seconds)` in a new process."""
-    line = [sys.executable, "-m", "benchmarks.systems.sac_updates", "--measure", f"{kind} {way} {seconds}"]
-    done = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True, timeout=300 + 10 * seconds)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    result: dict[str, Any] = runs.measured("systems.sac_updates", f"{kind} {way}", seconds)
     return result
 
 
 def main() -> None:
     """Measure and write results/sac_updates.json."""
-    parser = runs.flags(__doc__, ITEMS)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser = runs.measuring_flags(__doc__, ITEMS, 5.0)
     parser.add_argument(
         "--peer-python", default=sys.executable, help="interpreter that has stable-baselines3"
     )
     parser.add_argument("--sbx", action="store_true", help="SBX too (sbx-rl with the peer's interpreter)")
-    parser.add_argument("--measure", help="used by the script itself: one measurement, printed as JSON")
     parsed, _ = runs.parse(parser, "sac_updates", ITEMS)
     if parsed.measure:
-        kind, way, seconds = parsed.measure.split()
-        print(json.dumps(MEASURES[kind](way, float(seconds))))
+        kind, way = parsed.measure.split()
+        print(json.dumps(MEASURES[kind](way, parsed.seconds)))
         return
     report = Report(parsed.name, ["mujoco"])
     rates = alternate(report, parsed)

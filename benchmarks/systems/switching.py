@@ -17,7 +17,6 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import json
-import subprocess
 import sys
 import time
 
@@ -58,25 +57,19 @@ def rate(way: str, algo: str, seconds: float) -> float:
 
 def main() -> None:
     """Measure and write results/switching.json."""
-    parser = runs.flags(__doc__, ITEMS)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
-    parser.add_argument("--measure", help="used by the script itself: one measurement, printed as JSON")
+    parser = runs.measuring_flags(__doc__, ITEMS, 5.0)
     parsed, _ = runs.parse(parser, "switching", ITEMS)
     if parsed.measure:
         way, algo = parsed.measure.split()
         print(json.dumps(rate(way, algo, parsed.seconds)))
         return
     report, rates = Report(parsed.name, []), dict[tuple[str, str, int], list[float]]()
-    line = [sys.executable, "-m", "benchmarks.systems.switching", "--seconds", str(parsed.seconds)]
     first = min(os.sched_getaffinity(0))
     for _ in range(1 if parsed.quick else parsed.repeats):
         for cores, pin in ((1, ["taskset", "-c", str(first)]), (usable_cores(), [])):
             for algo in RUNS:
                 for way in parsed.items:
-                    command = [*pin, *line, "--measure", f"{way} {algo}"]
-                    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=600)
-                    value = float(json.loads(done.stdout.splitlines()[-1]))
+                    value = runs.measured("systems.switching", f"{way} {algo}", parsed.seconds, pin)
                     rates.setdefault((algo, way, cores), []).append(value)
                     print(f"{algo}, {way}, {cores} cores: {value:.0f} updates/s", flush=True)
     for (algo, way, cores), values in rates.items():

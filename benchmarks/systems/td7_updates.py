@@ -17,8 +17,6 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import json
-import subprocess
-import sys
 
 from benchmarks.harness import runs
 from benchmarks.harness.report import Report
@@ -47,21 +45,16 @@ def rate(way: str, seconds: float) -> float:
 
 def main() -> None:
     """Measure and write results/td7_updates.json."""
-    parser = runs.flags(__doc__, ITEMS)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
-    parser.add_argument("--measure", help="used by the script itself: one measurement, printed as JSON")
+    parser = runs.measuring_flags(__doc__, ITEMS, 4.0)
     parsed, _ = runs.parse(parser, "td7_updates", ITEMS)
     if parsed.measure:
         print(json.dumps(rate(parsed.measure, parsed.seconds)))
         return
     report = Report(parsed.name, [])
     rates: dict[str, list[float]] = {}
-    line = [sys.executable, "-m", "benchmarks.systems.td7_updates", "--seconds", str(parsed.seconds)]
     for _ in range(1 if parsed.quick else parsed.repeats):
         for way in parsed.items:
-            done = subprocess.run([*line, "--measure", way], check=True, stdout=subprocess.PIPE, timeout=600)
-            rates.setdefault(way, []).append(float(json.loads(done.stdout.splitlines()[-1])))
+            rates.setdefault(way, []).append(runs.measured("systems.td7_updates", way, parsed.seconds))
             print(f"{way}: {rates[way][-1]:.1f} updates/s", flush=True)
     for way, values in rates.items():
         report.add(f"{way}_updates_per_second", values, "updates/s")
