@@ -302,7 +302,7 @@ def truncated_pairs(seed: int, size: int, critics: int, atoms: int, dropped: int
 def outputs_of_a_policy(seed: int, rows: int, values: int) -> tuple[Tensor, Tensor]:
     """Means up to far saturation and log standard deviations within, just within and beyond their limits; noise.
 
-    At a limit itself the gradient of a clamp is 1 up to torch 2.14 and 0 from 2.15 on.
+    At a limit itself the gradient of a clamp is 1 in torch 2.13 and 0 in 2.15.
     """
     generator = torch.Generator().manual_seed(seed)
     out = torch.randn(rows, 2 * values, generator=generator)
