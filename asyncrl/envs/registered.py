@@ -248,12 +248,10 @@ def newer_mujoco(trace: str) -> str:
 
 def installing(extra: str) -> str:
     """Fix that installs an extra; Box2D has no wheel for Python 3.14, where it is built."""
-    build = extra == "box2d" and sys.version_info >= BUILDS_BOX2D
-    return (
-        f'pip install "asyncrl[{extra}]"'
-        + ", after swig and a C++ compiler (apt install swig g++): there is no wheel of Box2D for this Python"
-        * build
-    )
+    fix = f'pip install "asyncrl[{extra}]"'
+    if extra != "box2d" or sys.version_info < BUILDS_BOX2D:
+        return fix
+    return f"{fix}, after swig and a C++ compiler (apt install swig g++): Box2D has no wheel for this Python"
 
 
 def extra_for(text: str) -> str | None:
