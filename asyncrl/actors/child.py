@@ -75,14 +75,15 @@ class Child:
         role: its role, see `worker.py`.
 
     Attributes:
-        pid: its process id, 0 before `start`.
+        pid: its process id, 0 before `start` returns.
+        starting: whether `start` waits for the fork.
         exited: its exit, or None while it runs.
     """
 
     def __init__(self, server: ForkServer, role: str) -> None:
         self._server = server
         self._role = role
-        self.pid = 0
+        self.pid, self.starting = 0, False
         self.exited: ChildExit | None = None
         with descriptors_or_error(f"The {role} process"), contextlib.ExitStack() as half_way:
             self._channel, self._theirs = socket.socketpair()
@@ -112,6 +113,7 @@ class Child:
             self._reader = FrameReader(self._channel)
             return handed_over()
 
+        self.starting = True
         try:
             self.pid = await self._server.fork(
                 self._role, payload, handed_over(), on_exit=self._on_exit, on_lost=on_lost, log=log
@@ -119,6 +121,9 @@ class Child:
         except BaseException:
             self._close_files()
             raise
+        finally:
+            self.starting = False
+            self._wake()
         self._theirs.close()
         if self.exited is None:
             self._loop.add_reader(self._channel.fileno(), self._on_readable)
@@ -172,10 +177,10 @@ class Child:
         self._server.signal(self.pid, number)
 
     async def wait(self, timeout_seconds: float) -> bool:
-        """Wait until it has ended (returns True) or the timeout (False)."""
+        """Wait until it has ended (returns True), until it could not be started, or until the timeout (both False)."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
-                while self.exited is None:
+                while self.exited is None and (self.pid or self.starting):
                     await self._news.wait()
         return self.exited is not None
 

@@ -118,13 +118,14 @@ class ActorPool:
     async def close(self, timeout_seconds: float = 2.0) -> None:
         """End every actor: by QUIT, then by SIGTERM, then by SIGKILL, both to its process group. Idempotent.
 
-        An actor that is still building its environments reads no commands, and gets SIGTERM at once.
+        An actor that is still building its environments reads no commands, and gets SIGTERM at once; one that is being
+        forked gets it as soon as it exists.
 
         Args:
             timeout_seconds: time limit for all actors, even if they hang.
         """
         self._closing = True
-        children = [a.child for a in self._actors if a.child is not None and a.alive]
+        children = [a.child for a in self._actors if a.child is not None and (a.alive or a.child.starting)]
         for actor in self._actors:
             if actor.ready and actor.child is not None:
                 actor.child.send_bytes(QUIT)
@@ -217,6 +218,9 @@ class ActorPool:
         fds = {"ring": actor.ring.segment.fd, **self.connections.descriptors(actor.index)}
         try:
             await child.start(pickle.dumps(plan), fds, log=actor.log)
+            if self._closing:
+                child.kill(signal.SIGTERM)
+                return
             await child.receive()
             actor.set_ready()
             self._set_started()

@@ -590,6 +590,31 @@ def test_close_ends_actors_that_are_stuck_in_c_within_two_seconds(server: ForkSe
     asyncio.run(story())
 
 
+def test_close_ends_an_actor_that_is_being_forked(server: ForkServer) -> None:
+    class StopsServer(list[int]):
+        def append(self, index: int) -> None:
+            super().append(index)
+            os.kill(server.pid, signal.SIGSTOP)  # the fork of its next life gets no answer
+
+    async def story() -> None:
+        rig = Rig(server, fakes.SimpleEnv)
+        rig.deaths = StopsServer()
+        try:
+            async with rig:
+                os.kill(rig.pool.statistics()[0].pid, signal.SIGKILL)
+                await until(lambda: rig.deaths, "a death")
+                closing = asyncio.create_task(rig.pool.close())
+                done, _ = await asyncio.wait({closing}, timeout=0.1)
+                assert not done
+                os.kill(server.pid, signal.SIGCONT)
+                await closing
+                assert psutil.Process(server.pid).children() == []
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+
+    asyncio.run(story())
+
+
 def test_wake_is_harmless_for_the_dead(server: ForkServer) -> None:
     async def story() -> None:
         async with Rig(server, fakes.SimpleEnv, max_restarts=0) as rig:
