@@ -77,7 +77,7 @@ class ActorPool:
         self._on_death = on_death
         self._tasks: set[asyncio.Task[None]] = set()
         self._started: asyncio.Future[None] | None = None
-        self._closing = False
+        self._closing = asyncio.Event()
         self._segments = _ring_segments(plan)
         self.rings = tuple(RingReader(segment, plan.layout) for segment in self._segments)
         self.step_times = StepTimes(self.rings)
@@ -124,7 +124,7 @@ class ActorPool:
         Args:
             timeout_seconds: time limit for all actors, even if they hang.
         """
-        self._closing = True
+        self._closing.set()
         children = [a.child for a in self._actors if a.child is not None and (a.alive or a.child.starting)]
         for actor in self._actors:
             if actor.ready and actor.child is not None:
@@ -151,7 +151,7 @@ class ActorPool:
         return tuple(
             a.heartbeat.statistics(
                 pid=a.child.pid if a.child is not None and a.child.exited is None else 0,
-                state=a.state(self._closing),
+                state=a.state(self._closing.is_set()),
                 restarts=a.restarts,
                 last_error=a.last_error,
             )
@@ -180,7 +180,7 @@ class ActorPool:
 
     async def _supervise(self, actor: SupervisedActor) -> None:
         """Run all lives of one actor."""
-        while True:
+        while not self._closing.is_set():
             pause: float | None = None
             try:
                 await self._live(actor)
@@ -191,7 +191,7 @@ class ActorPool:
                 error = raised
                 if isinstance(raised, RingCorrupt):
                     actor.ring.set_fault(str(raised.facts["header"]))
-            if self._closing:
+            if self._closing.is_set():
                 return
             if actor.ring.fault:
                 assert self._started is not None
@@ -208,7 +208,7 @@ class ActorPool:
             await asyncio.sleep(pause)
             while actor.ring.fault:  # until the learner's thread has reset the ring
                 await asyncio.sleep(QUARANTINE_SECONDS)
-            actor.restarts += 1
+            actor.restarts += not self._closing.is_set()
 
     async def _live(self, actor: SupervisedActor) -> None:
         """Run one life; raises `ChildDied` or the error that the actor sent."""
@@ -218,7 +218,7 @@ class ActorPool:
         fds = {"ring": actor.ring.segment.fd, **self.connections.descriptors(actor.index)}
         try:
             await child.start(pickle.dumps(plan), fds, log=actor.log)
-            if self._closing:
+            if self._closing.is_set():
                 child.kill(signal.SIGTERM)
                 return
             await child.receive()
@@ -256,7 +256,7 @@ class ActorPool:
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         """Report an exception in a supervising task, which is a bug."""
-        if task.cancelled() or (error := task.exception()) is None or self._closing:
+        if task.cancelled() or (error := task.exception()) is None or self._closing.is_set():
             return
         report = AsyncRLError(f"Supervision of {task.get_name()} failed: {type(error).__name__}: {error}")
         report.__cause__ = error

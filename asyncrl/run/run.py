@@ -509,6 +509,7 @@ class Run:
         self._make_learner(core.result(), rewarded.result(), dataset)
         self._make_saver()
         stack.push_async_callback(self.learner.close)
+        stack.push_async_callback(self.saver.close)
         await self.saver.look_at_disk(layout.nbytes() * config.actors)
         if self.resumed is not None:
             await self.saver.restore(self.resumed)

@@ -28,10 +28,11 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
+import threading
 import warnings
-from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,6 +70,8 @@ from asyncrl.storage.tensor_file import StoredArray
 
 ACTORS_SECONDS = 10.0
 """Time limit for the actors to use up their grants and to send their state."""
+CLOSE_SECONDS = 5.0
+"""Time that the end of a run waits for a save that goes on, before it is given up."""
 BEST_SECONDS = 60.0
 """Time that an evaluation waits until the best weights are written; a disk that hangs would end no run."""
 
@@ -105,13 +108,15 @@ class CheckpointSaver:
         self.failure = ""
         self.hangs = False
         self._turn = asyncio.Lock()
+        self._saving: set[asyncio.Task[str]] = set()
+        self._closed = threading.Event()
         self._unsaved_best: tuple[dict[str, Any], CheckpointMeta] | None = None
         self._written: tuple[str, tuple[object, ...]] = ("", ())
         """Path of the last checkpoint, and the key of its state."""
         self._announced: tuple[str, set[int]] = ("", set())
         """Path of the last checkpoint that the callbacks were told of, and hashes of its acting weights."""
         self._rows_written: tuple[str, tuple[int, ...]] = ("", ())
-        """Name of the last rows file, and the learner's updates and ring positions at that time."""
+        """Name of the last rows file; steps, updates and ring positions at that time."""
 
     async def look_at_disk(self, rows_bytes: int) -> None:
         """Warn if there is little space for the checkpoints; `rows_bytes` are those of the rows of all rings."""
@@ -169,6 +174,18 @@ class CheckpointSaver:
             )
         return path
 
+    async def close(self) -> None:
+        """Wait for a save that goes on, for `CLOSE_SECONDS`, then give it up; a later one returns the last path.
+
+        The rows of the rings are written from shared memory, which is freed after this. A writer that is given up
+        leaves no file, even if its disk answers later.
+        """
+        if self._saving and not self.hangs:
+            await asyncio.wait(self._saving, timeout=CLOSE_SECONDS)
+        self._closed.set()
+        if self._saving:
+            await asyncio.wait(self._saving, timeout=1.0)
+
     async def save_regularly(self) -> None:
         """Save at every `checkpoint_interval_seconds`, until cancelled."""
         while self._directory.path is not None:
@@ -201,6 +218,8 @@ class CheckpointSaver:
         saving = asyncio.create_task(
             self._save_in_turn(weights, evaluation, best=best), name="save-checkpoint"
         )
+        self._saving.add(saving)
+        saving.add_done_callback(self._saving.discard)
         saving.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.wait((saving,))  # no shield: in Python 3.14 it logs an error whose caller has gone
         return saving.result()
@@ -211,6 +230,8 @@ class CheckpointSaver:
         if self._directory.path is None:
             return ""
         async with self._turn:
+            if self._closed.is_set():
+                return self._written[0]
             try:
                 self._directory.check()
                 if weights is None:
@@ -219,6 +240,8 @@ class CheckpointSaver:
                 if not best and self._is_written(key):
                     return self._written[0]
                 state = {"weights": weights, **await self._take(rows=not best)}
+                if self._closed.is_set():
+                    return self._written[0]
                 meta = self._meta(state["run"]["learner"], evaluation)
                 if best:
                     self._unsaved_best = await self._best_of(state, meta, evaluation)
@@ -232,7 +255,8 @@ class CheckpointSaver:
             except TrainingDiverged:
                 raise
             except Exception as error:  # a full disk or a bug must not end training
-                self._warn(error)
+                if not self._closed.is_set():
+                    self._warn(error)
                 return ""
             self.failure = ""
             return path
@@ -329,14 +353,18 @@ class CheckpointSaver:
         return {"core": learner.pop("core"), "critics": critics, "run": self._run_state(learner)}
 
     async def _write_rows(self, rings: Mapping[str, Any], states: list[bytes] | None) -> str:
-        """Write rows and actor states to a file beside the checkpoints; returns its name. Raises OSError."""
-        folder = self._directory.checkpoints
+        """Write rows and actor states to a file beside the checkpoints; returns its name. Raises OSError.
+
+        Its name is a new one: `latest` refers to an older file until its successor is complete.
+        """
+        folder, steps = self._directory.checkpoints, self._learner.inserted_steps
         assert folder is not None
-        name = f"{self._learner.inserted_steps}{SUFFIX}"
-        file = folder.directory / name
-        where = (self._learner.updates, *map(int, (*rings["published"], *rings["granted"])))
-        if self._rows_written != (name, where) or not file.exists():
-            await asyncio.to_thread(write_rows, file, self._row_arrays(rings, states))
+        name, written = self._rows_written
+        where = (steps, self._learner.updates, *map(int, (*rings["published"], *rings["granted"])))
+        if written != where or not (folder.directory / name).exists():
+            names = (f"{steps}-{count}{SUFFIX}" for count in itertools.count(1))
+            name = next(name for name in names if not (folder.directory / name).exists())
+            await asyncio.to_thread(write_rows, folder.directory / name, self._row_arrays(rings, states))
             self._rows_written = (name, where)
         return name
 
@@ -426,9 +454,16 @@ class CheckpointSaver:
             for name, (array, axis) in arrays.items():
                 rows = end - first + 1
                 shape = (*array.shape[:axis], rows, *array.shape[axis + 1 :])
-                parts = functools.partial(pieces, array, axis, first, rows, ring.num_slots)
+                parts = functools.partial(self._pieces, array, axis, first, rows, ring.num_slots)
                 found.append(StoredArray(f"ring{index}/{name}", str(array.dtype), shape, parts))
         return found
+
+    def _pieces(self, *of: Any) -> Iterator[NDArray[Any]]:
+        """`pieces`, until the saver is closed; in the writer's thread."""
+        for piece in pieces(*of):
+            yield piece
+            if self._closed.is_set():  # the piece may have been read from memory that was freed
+                raise OSError("the run has ended before the rows were written")
 
 
 def best_of(
@@ -470,8 +505,8 @@ def shares(total: int, rows: Sequence[int]) -> list[int]:
     """Split `total` steps in proportion to the rows of each ring; no part is more than a ring's rows hold."""
     if not total:
         return [0] * len(rows)
-    ends = [total * end // sum(rows) for end in (0, *accumulate(rows))]
-    return [end - begin for begin, end in pairwise(ends)]
+    ends = [total * end // sum(rows) for end in (0, *itertools.accumulate(rows))]
+    return [end - begin for begin, end in itertools.pairwise(ends)]
 
 
 def restore_rings(pool: ActorPool, resumed: Resumption, segment_length: int) -> None:

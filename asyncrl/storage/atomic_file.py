@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from typing import IO
 
 DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Error codes of a full or failing disk; all others (no such folder, no permission) are errors of the given path."""
+
+_COUNT = itertools.count()
+"""Number of the next temporary file of this process."""
 
 
 def write_atomically(path: Path, chunks: Iterable[bytes], *, mode: int = 0o666, durable: bool = True) -> None:
@@ -35,10 +39,10 @@ def replaced_atomically(path: Path, *, mode: int = 0o666, durable: bool = True) 
     Raises:
         OSError: it cannot be written.
     """
-    # In the same directory, so that the rename stays within one file system; the pid separates two writers.
+    # In the same directory, so that the rename stays within one file system; pid and count separate two writers.
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_COUNT)}.tmp")
     try:
         temporary.unlink(missing_ok=True)  # left by a killed process with this id
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)

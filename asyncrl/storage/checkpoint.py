@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import AsyncRLError, CheckpointError, error_text
-from asyncrl.storage.atomic_file import sync_directory
+from asyncrl.storage.atomic_file import replaced_atomically, sync_directory
 from asyncrl.storage.checkpoint_meta import CheckpointMeta, meta_from_json, meta_to_json
 from asyncrl.storage.replay_file import SUFFIX
 from asyncrl.storage.state_tree import from_tree, tree_of
@@ -251,6 +251,8 @@ class CheckpointFolder:
         except OSError:  # a file system without hard links
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            shutil.copyfile(path, temporary)
+            with replaced_atomically(self.directory / name) as copy, path.open("rb") as file:
+                shutil.copyfileobj(file, copy)
+            return
         temporary.replace(self.directory / name)
         sync_directory(self.directory)

@@ -232,8 +232,11 @@ def _lock(path: Path) -> int:
         ) from None
     except OSError:  # a network file system without locks
         return descriptor
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"pid {os.getpid()} on {platform.node()}".encode(), 0)
+    with contextlib.suppress(
+        OSError
+    ):  # a full disk: the directory is locked, and only the holder's name is missing
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"pid {os.getpid()} on {platform.node()}".encode(), 0)
     return descriptor
 
 

@@ -179,6 +179,28 @@ def test_an_evaluation_waits_for_a_copy_without_looking_again_and_again():
     asyncio.run(scenario())
 
 
+def test_the_best_evaluation_has_its_own_weights_though_the_run_ends_as_it_is_recorded():
+    async def scenario():
+        rig = Rig([1.0, 2.0])
+        task = rig.run()
+        rig.put(100)
+        await until(lambda: rig.seen)
+        asked = asyncio.Event()
+
+        async def never():
+            asked.set()
+            await asyncio.Event().wait()
+
+        rig.learner.critics = never
+        rig.put(200)
+        await asked.wait()
+        await cancelled(task)
+        assert rig.schedule.last.return_mean == 2.0
+        assert (rig.schedule.best.return_mean, rig.schedule.best_weights.acting[0]) == (1.0, 1.0)
+
+    asyncio.run(scenario())
+
+
 def test_the_clock_is_that_of_the_copy():
     async def scenario():
         rig = Rig([1.0, 1.0, 1.0])

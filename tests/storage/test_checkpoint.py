@@ -8,6 +8,7 @@ import hashlib
 import math
 import os
 import random
+import stat
 import subprocess
 import sys
 import textwrap
@@ -347,9 +348,24 @@ def test_a_folder_works_without_hard_links_and_clears_what_a_kill_left(
     def no_links(source: Path, target: Path) -> None:
         raise OSError(1, "Operation not permitted")
 
+    events: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def synced(descriptor: int) -> None:
+        events.append("sync " + Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.split(".")[1])
+        fsync(descriptor)
+
+    def renamed(source: Path, target: Path) -> Path:
+        events.append(f"rename {target.name}")
+        return replace(source, target)
+
     monkeypatch.setattr(os, "link", no_links)
     (tmp_path / ".latest.1.tmp").write_bytes(b"half")
-    CheckpointFolder(tmp_path).save(small_state(), META)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: synced(fd) if stat.S_ISREG(os.fstat(fd).st_mode) else fsync(fd))
+        patch.setattr(Path, "replace", renamed)
+        CheckpointFolder(tmp_path).save(small_state(), META)
+    assert events == ["sync 1200", "rename 1200", "sync latest", "rename latest"]
     digests = {hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in ("1200", "latest")}
     assert len(digests) == 1
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["1200", "latest"]

@@ -179,3 +179,17 @@ def test_a_full_disk_removes_nothing_of_a_run_that_goes_on(
         )
     directory.close()
     assert (tmp_path / "summary.json").exists()
+
+
+def test_a_full_disk_does_not_keep_the_directory_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    directory = RunDirectory(tmp_path)
+    with pytest.raises(ConfigurationError, match="run_dir is in use by a run that goes on"):
+        RunDirectory(tmp_path)
+    directory.close()
+    RunDirectory(tmp_path).close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from asyncrl.errors import CheckpointError
+from asyncrl.storage import atomic_file
 from asyncrl.storage.atomic_file import write_atomically
 from asyncrl.storage.replay_file import REPLAY, read_rows, write_rows
 from asyncrl.storage.tensor_file import StoredArray, begins_as, is_whole, read_tensors, stored, write_tensors
@@ -112,11 +114,25 @@ def test_a_path_that_cannot_be_written_is_named_as_it_was_given(tmp_path: Path) 
         write_atomically(Path(""), [b"x"])
 
 
-def test_a_secret_is_never_readable_by_others_and_no_link_is_followed(tmp_path: Path) -> None:
+def test_two_writers_of_a_file_do_not_share_their_temporary_files(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with atomic_file.replaced_atomically(path) as one:
+        one.write(b"one, ")
+        with atomic_file.replaced_atomically(path) as other:
+            other.write(b"another")
+        assert path.read_bytes() == b"another"
+        one.write(b"whole")
+    assert path.read_bytes() == b"one, whole" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_secret_is_never_readable_by_others_and_no_link_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other, path = tmp_path / "other", tmp_path / "http.json"
     other.write_text("of somebody else")
     path.symlink_to(other)
-    (tmp_path / f".http.json.{os.getpid()}.tmp").symlink_to(other)
+    monkeypatch.setattr(atomic_file, "_COUNT", itertools.count(7))
+    (tmp_path / f".http.json.{os.getpid()}.7.tmp").symlink_to(other)
     modes = []
 
     def chunks() -> Iterator[bytes]:

@@ -23,6 +23,7 @@ from waiting import PATIENCE_SECONDS, wait_until
 
 import asyncrl
 from asyncrl import Snapshot, Trainer
+from asyncrl.actors.pool import ActorPool
 from asyncrl.errors import (
     EnvironmentNotBuilt,
     FilesNotWritten,
@@ -35,6 +36,7 @@ from asyncrl.run import evaluate, saving, slow_stop
 from asyncrl.run import run as run_module
 from asyncrl.run.run import Run
 from asyncrl.run.saving import CheckpointSaver
+from asyncrl.server.run_server import RunServer
 from asyncrl.storage.checkpoint import CheckpointFolder, read_policy
 from asyncrl.trainer import running
 from asyncrl.trainer import trainer as trainer_module
@@ -160,6 +162,78 @@ def test_a_disk_that_hangs_costs_only_the_files(
     (result,) = results
     assert result.evaluation is not None and result.evaluation.episodes == 2
     assert result.unsaved == "the disk did not answer in time"
+
+
+def test_rows_are_not_written_from_the_memory_of_rings_that_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that the end of the run has given up reads zeros once the rings are freed."""
+    closed, ended = threading.Event(), threading.Event()
+    pieces, write_rows, close = saving.pieces, saving.write_rows, ActorPool.close
+
+    def late(*of: Any) -> Any:
+        assert closed.wait(PATIENCE_SECONDS)
+        yield from pieces(*of)
+
+    def write(*given: Any) -> None:
+        try:
+            write_rows(*given)
+        finally:
+            ended.set()
+
+    async def close_and_tell(pool: ActorPool, *given: Any) -> None:
+        await close(pool, *given)
+        closed.set()
+
+    monkeypatch.setattr(saving, "pieces", late)
+    monkeypatch.setattr(saving, "write_rows", write)
+    monkeypatch.setattr(ActorPool, "close", close_and_tell)
+    monkeypatch.setattr(slow_stop, "STEP_SECONDS", 0.5)
+    with pytest.warns(FilesNotWritten, match="the last checkpoint cannot be written") as warned:
+        trainer(run_dir=tmp_path, save_replay_buffer=True, eval_interval_steps=None).learn(total_steps=500)
+    assert ended.wait(PATIENCE_SECONDS)
+    assert len(warned) == 1 and list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_no_rows_file_is_replaced_before_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`latest` refers to its rows by name: a kill between the two files must leave it those that it had."""
+    write_rows, save, written = saving.write_rows, CheckpointFolder.save, []
+
+    def write(path: Path, arrays: Any) -> None:
+        assert not path.exists(), "the rows of another checkpoint"
+        written.append(path)
+        write_rows(path, arrays)
+
+    def save_and_forget(folder: CheckpointFolder, *given: Any, **named: Any) -> Path:
+        run._run.saver._rows_written = ("", ())
+        return save(folder, *given, **named)
+
+    monkeypatch.setattr(saving, "write_rows", write)
+    monkeypatch.setattr(CheckpointFolder, "save", save_and_forget)
+    monkeypatch.setattr(CheckpointSaver, "_is_written", lambda *given: False)
+    run = trainer(run_dir=tmp_path, save_replay_buffer=True, eval_interval_steps=None)
+    steps = run.learn(total_steps=500).summary["env_steps"]
+    assert len(written) > 1
+    assert list((tmp_path / "checkpoints").glob("*.replay")) == [written[-1]]
+    monkeypatch.undo()
+    assert Trainer.resume(tmp_path, "+100").learn().summary["env_steps"] == steps + 100
+
+
+def test_a_checkpoint_that_is_asked_for_while_the_run_closes_is_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, paths = RunServer.close, []
+
+    async def ask_and_close(server: RunServer) -> None:
+        paths.append(await run._run.saver.save_on_request())
+        await close(server)
+
+    monkeypatch.setattr(RunServer, "close", ask_and_close)
+    run = trainer(run_dir=tmp_path, eval_interval_steps=None, http="auto")
+    steps = run.learn(total_steps=500).summary["env_steps"]
+    assert paths == [str(tmp_path / "checkpoints" / str(steps))]
 
 
 def test_a_final_evaluation_is_kept_though_its_file_hangs(
