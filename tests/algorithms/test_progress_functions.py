@@ -193,6 +193,11 @@ def test_a_function_needs_total_steps() -> None:
         Trainer("CartPole-v1", DQN(learning_rate=falling), http="off").learn(max_seconds=1)
 
 
+def test_an_own_network_is_no_function_of_progress() -> None:
+    record = DQN(network=lambda inputs, outputs: None)
+    require_steps(Job(TrainerConfig(env="CartPole-v1", algo="dqn", max_seconds=1.0), record, SOURCE))
+
+
 @pytest.mark.parametrize(
     ("record", "says"),
     [
