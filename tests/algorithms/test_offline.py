@@ -367,3 +367,15 @@ def test_a_cosine_schedule_ends_at_zero() -> None:
     record = IQL(learning_rate=2e-3, learning_rate_schedule="cosine", actor_learning_rate=1e-3)
     assert [record.learning_rate_at(0, p) for p in (0.0, 0.5, 1.0)] == pytest.approx([2e-3, 1e-3, 0.0])
     assert [record.actor_learning_rate_at(p) for p in (0.0, 0.5, 1.0)] == pytest.approx([1e-3, 5e-4, 0.0])
+
+
+def test_a_function_is_not_multiplied_by_the_cosine_of_the_default() -> None:
+    def falling(progress: float) -> float:
+        return 1e-3 * (2.0 - progress)
+
+    for options in ({"learning_rate": falling}, {"actor_learning_rate": falling}):
+        record = IQL(**options)
+        assert record.actor_learning_rate_schedule == "cosine"
+        assert [record.actor_learning_rate_at(p) for p in (0.0, 0.5, 1.0)] == [2e-3, 1.5e-3, 1e-3]
+    number = IQL(learning_rate=falling, actor_learning_rate=1e-3)
+    assert number.actor_learning_rate_at(0.5) == pytest.approx(5e-4), "a number has its schedule"

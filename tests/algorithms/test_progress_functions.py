@@ -131,6 +131,7 @@ def test_an_actors_rate_follows_its_own_function_or_the_critics_schedule() -> No
     assert rate(actor_learning_rate=6e-4) == pytest.approx(6e-4)
     linear = {"learning_rate_schedule": "linear", "learning_rate_updates": 14}
     assert rate(learning_rate=1e-3, actor_learning_rate=1e-4, **linear) == pytest.approx(5e-5)
+    assert rate(actor_learning_rate=falling, **linear) == falling(0.25)
 
 
 def test_exploration_follows_its_function_over_its_steps() -> None:
