@@ -333,6 +333,9 @@ def test_options_that_may_not_change_are_refused_by_name_and_values(run: Path) -
         (TrainerConfig(env="Pendulum-v1", algo="sac"), SAC(), {"ent_coef_initial": 0.1}),
         (TrainerConfig(env="CartPole-v1", algo="dqn", demonstrations="x"), DQN(), {"prioritized": False}),
         (TrainerConfig(env="CartPole-v1", algo="r2d2"), R2D2(), {"value_rescaling": False}),
+        (TrainerConfig(env="CartPole-v1", algo="dqn"), DQN(reward_scale=1.0), {"reward_scale": 0.1}),
+        (TrainerConfig(env="CartPole-v1", algo="dqn"), DQN(), {"network": lambda inputs, outputs: None}),
+        (TrainerConfig(env="CartPole-v1", algo="dqn"), DQN(network=lambda i, o: None), {"network": "mlp"}),
     ):
         with pytest.raises(ConfigurationError, match=f"{next(iter(value))} may not change"):
             changed_options(before, after, value)
