@@ -290,6 +290,22 @@ def test_a_file_in_its_run_takes_the_functions_and_a_flag_goes_before_them(tmp_p
     assert parse([*arguments, "--dqn.learning-rate", "0.5"])[1].learning_rate == 0.5
 
 
+def test_a_flag_that_contradicts_a_kept_function_is_a_wrong_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, source = (
+        TrainerConfig(env="asyncrl/BitFlip-v0", algo="dqn"),
+        EnvSource.from_user("asyncrl/BitFlip-v0"),
+    )
+    directory = RunDirectory(tmp_path)
+    write_run_files(directory, config, DQN(goal_reward=lambda achieved, desired, info: achieved), source)
+    directory.close()
+    arguments = ["--config", str(tmp_path / "config.toml"), "--run-dir", "none", "--dqn.n-sampled-goal", "0"]
+    with pytest.raises(SystemExit):
+        parse(arguments)
+    assert "n_sampled_goal must be above 0 where goal_reward is given, got 0" in capsys.readouterr().err
+
+
 def test_without_a_directory_nothing_has_to_be_kept() -> None:
     config, source = TrainerConfig(env="CartPole-v1", algo="dqn"), EnvSource.from_user("CartPole-v1")
     lock = threading.Lock()

@@ -108,6 +108,10 @@ def test_numbers_of_a_goal_run_are_written(tmp_path: Any) -> None:
 def test_goals_that_are_not_there_are_refused() -> None:
     with pytest.raises(SpacesDoNotFit, match="CartPole-v1 does not have"):
         trained("CartPole-v1", DQN(n_sampled_goal=4, **SMALL))
+    with pytest.raises(SpacesDoNotFit, match=r"goal_reward needs a Dict .* CartPole-v1 does not have"):
+        trained("CartPole-v1", DQN(goal_reward=distance, **SMALL))
+    with pytest.raises(ValueError, match="n_sampled_goal must be above 0 where goal_reward is given, got 0"):
+        SAC(goal_reward=distance, n_sampled_goal=0)
     with pytest.raises(SpacesDoNotFit, match="has no compute_reward"):
         trained(Push, SAC(n_sampled_goal=4, **SMALL))
     with pytest.raises(
