@@ -180,6 +180,8 @@ def test_the_policy_of_a_run_explores_at_the_last_value_of_the_function(tmp_path
             "learning_rate_schedule must be constant where learning_rate is a function",
         ),
         ({"learning_rate": "fast"}, "learning_rate must be a number or a function of progress, got 'fast'"),
+        ({"exploration": 0.1}, "exploration must be a function of progress or none, got 0.1"),
+        ({"goal_reward": 0.1}, "goal_reward must be a function or none, got 0.1"),
     ],
 )
 def test_a_function_that_does_not_do_is_refused(options: dict[str, Any], message: str) -> None:
