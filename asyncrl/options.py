@@ -191,6 +191,11 @@ def option_help(record: type) -> Mapping[str, Option]:
     return _options(record)
 
 
+def python_options(record: type) -> tuple[str, ...]:
+    """Names of the fields of `record` that are functions alone, and so given in Python only; see `option_help`."""
+    return tuple(field.name for field in dataclasses.fields(record) if not field.metadata.get("option", True))
+
+
 @functools.cache
 def _options(record: type) -> Mapping[str, Option]:
     hints, (docs, complete) = _hints(record), field_docstrings(record)
@@ -247,6 +252,8 @@ def check_options(record: Any, keep: Iterable[str] = ()) -> None:
         if name not in keep:
             object.__setattr__(record, name, coerce(name, option.type, getattr(record, name)))
     hints = _hints(kind)
+    for name in python_options(kind):
+        object.__setattr__(record, name, coerce(name, hints[name][0], getattr(record, name)))
     for field in dataclasses.fields(record):
         for constraint in hints[field.name][1]:
             constraint.check(field.name, getattr(record, field.name))
@@ -443,7 +450,7 @@ def describe(kind: Any) -> str:
     if origin is tuple:
         return f"a list, each item {describe(get_args(kind)[0])}"
     if origin is Callable:
-        return "a function of progress"
+        return "a function of progress" if len(get_args(kind)[0]) == 1 else "a function"
     if origin is Mapping:
         return "key:value pairs of Python literals"
     return _NAMES[kind]

@@ -123,7 +123,8 @@ class ContinuousActor(OffPolicy):
     """Maximum norm of the actor's gradient, of the critics' and of a temperature's; none disables clipping."""
 
     actor_learning_rate: Rate | None = None
-    """Learning rate of the actor, with the same schedule, or a function; none takes `learning_rate`."""
+    """Learning rate of the actor, with the same schedule (constant where `learning_rate` is a function), or a function
+    of its own; none takes `learning_rate`."""
 
     critic_hidden_sizes: Widths | None = None
     """Widths of each critic's hidden layers; none takes the actor's."""

@@ -107,12 +107,13 @@ class IQL(OfflineActorCritic):
     """Scale rewards so that the returns of the dataset's episodes span 1,000, as in the paper."""
 
     actor_learning_rate_schedule: Literal["constant", "cosine"] = "cosine"
-    """Schedule of the actor's learning rate: constant, or cosine to 0 at the end of the run's steps."""
+    """Schedule of the actor's learning rate: constant, or cosine to 0 at the end of the run's steps; a function of
+    progress is taken as it is."""
 
     def actor_learning_rate_at(self, progress: float) -> float:
         """Learning rate of the actor at this progress of the run."""
         own = self.learning_rate if self.actor_learning_rate is None else self.actor_learning_rate
-        return scheduled(own, self.actor_learning_rate_schedule, progress)
+        return scheduled(own, "constant" if callable(own) else self.actor_learning_rate_schedule, progress)
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> IQLUpdate:
         """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""

@@ -61,7 +61,12 @@ class IQLUpdate(ReplayUpdate):
     """
 
     config: OfflineActorCritic
-    STATE = (*ReplayUpdate.STATE, *("policy", "log_std", "value", "critics", "target_critics", "_optimizers"))
+    STATE = (
+        *ReplayUpdate.STATE,
+        *("policy", "log_std", "value", "critics", "target_critics", "_optimizers", "_factor_of_critics"),
+    )
+    _factor_of_critics: float | None = None
+    """Factor on rewards of critics that were taken over, until they have that of the run."""
 
     def __init__(
         self,
@@ -116,10 +121,31 @@ class IQLUpdate(ReplayUpdate):
     def observe_dataset(
         self, obs: NDArray[Any], reward: NDArray[np.float32], flags: NDArray[np.uint8]
     ) -> None:
-        """See `ReplayUpdate.observe_dataset`; with `normalize_rewards` the rewards get their scale."""
+        """See `ReplayUpdate.observe_dataset`; with `normalize_rewards` the rewards get their scale.
+
+        Critics that were taken over get the unit of this factor. An own network whose outputs cannot be multiplied
+        keeps its unit, and the run its factor.
+        """
         super().observe_dataset(obs, reward, flags)
         if self._normalize_rewards:
             self.reward_scale.factor = reward_scale(reward, flags)
+        if (before := self._factor_of_critics) is not None:
+            ratio, inputs = self.reward_scale.factor / before, self.critic_layout.sizes[0]
+            # Both have the same modules, so that both can be multiplied or none.
+            if all(net.scale_outputs(ratio, inputs) for net in (self.critics, self.target_critics)):
+                self._factor_of_critics = None
+            else:
+                self.reward_scale.factor = before
+
+    def begin_with_reward_scale(self, factor: float, env_steps: int) -> None:
+        """Keep the factor of the critics that were taken over until the dataset decides that of the run."""
+        del env_steps  # of `OnPolicyUpdate`
+        self._factor_of_critics = factor
+
+    @property
+    def learned_reward_scale(self) -> float:
+        """See `ReplayUpdate`; that of critics that were taken over, until they are multiplied."""
+        return self.reward_scale.factor if self._factor_of_critics is None else self._factor_of_critics
 
     def _make_buffers(self, batch: StagedBatch) -> IQLBuffers:
         return IQLBuffers(batch, self)

@@ -144,6 +144,10 @@ class OffPolicy(Hyperparameters):
         self._require_device_options()
         if self.update_loop != "replay":
             self._require_one_goal(_SAMPLES[self.update_loop])
+        if self.goal_reward is not None and self.n_sampled_goal == 0:
+            raise ValueError(
+                "n_sampled_goal must be above 0 where goal_reward is given, got 0; goal_reward=None leaves that out"
+            )
         for name in ("learning_starts", "batch_size"):
             if self.replay_capacity is not None and (value := getattr(self, name)) > self.replay_capacity:
                 raise ValueError(
@@ -204,10 +208,10 @@ class OffPolicy(Hyperparameters):
         at least `LEAST_CAPACITY`. `gamma` follows from the time limit.
 
         Raises:
-            SpacesDoNotFit: goals are to be relabelled, and there are none, or no rewards for them (ASYNC005). A policy
-                that is loaded needs neither.
+            SpacesDoNotFit: goals are to be relabelled, or `goal_reward` is given, and there are no goals, or no rewards
+                for them (ASYNC005). A policy that is loaded needs neither.
         """
-        if self.n_sampled_goal not in ("auto", 0):
+        if self.n_sampled_goal not in ("auto", 0) or self.goal_reward is not None:
             require_goals(spec, self.goal_reward)
         goals, count = goals_of(spec), self.n_sampled_goal
         if count == "auto":

@@ -147,7 +147,7 @@ def parse_run(arguments: Sequence[str], make_parser: Callable[[list[str]], Parse
     rest = {**option_values(record.preset(env)), **tables.get(algo, {})}
     algorithm = _record(parser, record, given, rest, file, algo)
     if file is not None and algo == in_file.get("algo"):
-        algorithm = _with_own_functions(algorithm, file.parent, given)
+        algorithm = _with_own_functions(parser, algorithm, file.parent, given)
     return parsed, config, algorithm, "run_dir" in flags or "run_dir" in tuned
 
 
@@ -159,10 +159,11 @@ def _env_missing(flags: Mapping[str, Any], command: str) -> str:
     return f"ENV is missing, for example: {command} CartPole-v1 --algo dqn"
 
 
-def _with_own_functions(algorithm: Any, run: Path, given: Container[str]) -> Any:
+def _with_own_functions(parser: Parser, algorithm: Any, run: Path, given: Container[str]) -> Any:
     """Add the network and schedules that a run was given in Python, except those in `given`.
 
-    Unpickles them. Raises `ConfigurationError` if one was not kept (ASYNC017).
+    Unpickles them. Raises `ConfigurationError` if one was not kept (ASYNC017); exits with code 2 if the record refuses
+    one beside its other options.
     """
     if not any((run / name).exists() for name in ("network.pkl", "functions.pkl")):
         return algorithm
@@ -171,7 +172,10 @@ def _with_own_functions(algorithm: Any, run: Path, given: Container[str]) -> Any
     own: dict[str, Any] = dict(functions_of_run(run, given))
     if "network" not in given and (network := network_of_run(run)) is not None:
         own["network"] = network
-    return dataclasses.replace(algorithm, **own)
+    try:
+        return dataclasses.replace(algorithm, **own)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def _is_own_file(run_dir: str | None, file: Path) -> bool:

@@ -84,10 +84,16 @@ def require_goals(spec: EnvSpec, function: GoalReward | None) -> None:
     """Raise `SpacesDoNotFit` (ASYNC005) unless observations hold goals, and rewards can be computed for them."""
     facts = {"observation": ", ".join(".".join(leaf.path) for leaf in spec.leaves) or spec.observation_shape}
     if goals_of(spec) is None:
+        option, fix = (
+            "n_sampled_goal",
+            "set n_sampled_goal to auto, which relabels goals where there are some",
+        )
+        if function is not None:
+            option, fix = "goal_reward", f"leave goal_reward out, and {fix}"
         raise SpacesDoNotFit(
-            f"n_sampled_goal needs a Dict with {ACHIEVED} and {DESIRED} of one space, which {spec.name} does not have.",
+            f"{option} needs a Dict with {ACHIEVED} and {DESIRED} of one space, which {spec.name} does not have.",
             facts=facts,
-            fix="set n_sampled_goal to auto, which relabels goals where there are some",
+            fix=fix,
         )
     if function is None and not spec.has_goal_reward:
         raise SpacesDoNotFit(

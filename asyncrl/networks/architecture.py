@@ -72,6 +72,10 @@ class Network(Protocol):
         """Copy what `by_copy` returned."""
         ...
 
+    def scale_outputs(self, factor: float, inputs: int) -> bool:
+        """Multiply all outputs, for rows of `inputs` values, by `factor`; return False if it cannot, without change."""
+        ...
+
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the parameters on the host, by name."""
         ...

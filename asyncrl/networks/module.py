@@ -72,6 +72,26 @@ class ModuleNetwork(NamedTensors):
         for module, row in zip(self.modules, weights, strict=True):
             fill(tensors_of([module]), row)
 
+    @torch.no_grad()
+    def scale_outputs(self, factor: float, inputs: int) -> bool:
+        """See `NamedTensors`: the parameters of each module's last linear layer are multiplied.
+
+        A module may do something after that layer, so the outputs for a few rows are compared.
+        """
+        tried, before = self.evaluated().modules, self.flat.clone()
+        rows = torch.linspace(-1.0, 1.0, 4 * inputs, device=self.flat.device).view(4, inputs)
+        wanted = [factor * module(rows) for module in tried]
+        for module in tried:
+            linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+            for parameter in linear[-1].parameters() if linear else ():
+                parameter.mul_(factor)
+        for module, outputs in zip(tried, wanted, strict=True):
+            close = 1e-4 * float(outputs.abs().max())
+            if not torch.allclose(module(rows), outputs, rtol=0.0, atol=close):
+                self.flat.copy_(before)
+                return False
+        return True
+
     def _views(self) -> dict[str, Tensor]:
         views: dict[str, Tensor] = {}
         for c, module in enumerate(self.modules):

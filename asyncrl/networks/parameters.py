@@ -56,6 +56,11 @@ class NamedTensors:
         """Return the network in evaluation mode, on the same vector: itself, if it has no such mode."""
         return self
 
+    def scale_outputs(self, factor: float, inputs: int) -> bool:
+        """Multiply all outputs, for rows of `inputs` values, by `factor`; return False if it cannot, without change."""
+        del factor, inputs
+        return False
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return copies of the parameters on the host, by name."""
         return {name: view.detach().cpu().clone() for name, view in self._views().items()}
@@ -172,6 +177,14 @@ class MLPParameters(NamedTensors):
         parts = self._in_order()
         for part, values in zip(parts, weights.split([p[0].numel() for p in parts], dim=1), strict=True):
             part.copy_(values.view(part.shape))
+
+    @torch.no_grad()
+    def scale_outputs(self, factor: float, inputs: int) -> bool:
+        """See `NamedTensors`: the head's weights and biases are multiplied."""
+        del inputs
+        self.head.mul_(factor)
+        self.head_bias.mul_(factor)
+        return True
 
     def _in_order(self) -> list[Tensor]:
         """Parameters `[C, ...]`, layer by layer."""

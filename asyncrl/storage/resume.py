@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.config import EPISODE_WINDOW, TrainerConfig, with_final_episodes
 from asyncrl.errors import CheckpointError, ConfigurationError
-from asyncrl.options import near_miss, option_help, parse_count
+from asyncrl.options import near_miss, option_help, parse_count, python_options
 from asyncrl.protocols import Algorithm
 from asyncrl.storage.checkpoint import (
     CheckpointFolder,
@@ -156,7 +156,7 @@ def options_of_run(run: Path, given: Container[str] = ()) -> tuple[TrainerConfig
 def changed_options(
     config: TrainerConfig, algorithm: Algorithm, changes: Mapping[str, Any]
 ) -> tuple[TrainerConfig, Algorithm]:
-    """Return both records with `changes` of options of the run or of the algorithm.
+    """Return both records with `changes` of options of the run or of the algorithm; functions are among these.
 
     Raises:
         TypeError: an option does not exist.
@@ -164,10 +164,11 @@ def changed_options(
         ValueError: a value is outside its range.
     """
     known = {TrainerConfig: {}, type(algorithm): {}}  # type: dict[type, dict[str, Any]]
+    options = {record: (*option_help(record), *python_options(record)) for record in known}
     for name, value in with_final_episodes(changes, vars(config)).items():
-        table = next((record for record in known if name in option_help(record)), None)
+        table = next((record for record in known if name in options[record]), None)
         if table is None:
-            miss = near_miss(name, [n for record in known for n in option_help(record)])
+            miss = near_miss(name, [n for record in known for n in options[record]])
             raise TypeError(f"a run has no option {name!r}" + (f"; did you mean {miss}?" if miss else ""))
         known[table][name] = value
     new_config = dataclasses.replace(config, **known[TrainerConfig])

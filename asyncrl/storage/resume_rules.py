@@ -62,6 +62,7 @@ FIXED = {
     "v_min": VALUES,
     "v_max": VALUES,
     "value_rescaling": VALUES,
+    "reward_scale": VALUES,
     "value_epochs": OPTIMISER,
     "normalize_observations": STATISTICS,
     "normalize_rewards": STATISTICS,
@@ -95,8 +96,10 @@ def check_changes(
     before = {**option_values(algorithm), **option_values(config)}
     after = {**option_values(new_algorithm), **option_values(new_config)}
     for name, reason in fixed.items():
-        if name in before and before[name] != after[name]:
-            raise refused_change(name, before[name], after[name], reason)
+        # A function, which may be the network, has no value here.
+        was, asked = (values.get(name, "a function") for values in (before, after))
+        if was != asked:
+            raise refused_change(name, was, asked, reason)
     for name in KNOWN_BY_CONTENT:
         if (before[name] is None) != (after[name] is None):
             raise refused_change(name, before[name], after[name], TASK)

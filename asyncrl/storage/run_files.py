@@ -286,7 +286,7 @@ def functions_of_run(run: Path, given: Container[str] = ()) -> dict[str, Functio
             raise ConfigurationError(
                 f"{name} of the run was a function that did not pickle, so it is not kept",
                 facts={"run": run},
-                fix=f"give it again: Trainer.resume(run, {name}=...); on the command line a number",
+                fix=f"give it again: Trainer.resume(run, {name}=...); a command line takes numbers alone",
             )
     return {name: function for name, function in functions.items() if function is not None}
 

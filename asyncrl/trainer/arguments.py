@@ -139,7 +139,8 @@ def require_steps(job: Job) -> None:
 
         refuse_if_used_up(config, resumed.total_steps, resumed.meta.train_seconds, resumed.unfinished)
     for name in option_help(type(algorithm)):
-        if callable(getattr(algorithm, name)) and config.total_steps is None:
+        # `network` may be a function too, of shapes.
+        if name != "network" and callable(getattr(algorithm, name)) and config.total_steps is None:
             raise ValueError(f"total_steps must be given where {name} is a function of progress, got None")
     if config.total_steps is None:
         _warn_of_schedules(algorithm, config.policy_options)

@@ -356,6 +356,21 @@ def test_rainbow_is_c51_with_everything() -> None:
     assert C51(**shared).layout(SPEC) == made.layout(SPEC)
 
 
+def test_rainbow_without_noise_must_explore_by_epsilon() -> None:
+    config = TrainerConfig(env="any", algo="rainbow")
+    silent = Rainbow(noisy=False)  # a policy that was trained so can still be loaded
+    with pytest.raises(ValueError, match="exploration_initial must be above 0 where noisy is off, got 0"):
+        silent.for_run(config, SPEC)
+    explores: tuple[dict[str, Any], ...] = (
+        {"exploration_initial": 1.0},
+        {"exploration_final": 0.1},
+        {"exploration": lambda progress: 0.1},
+    )
+    for options in explores:
+        dataclasses.replace(silent, **options).for_run(config, SPEC)
+    Rainbow().for_run(config, SPEC)
+
+
 @pytest.mark.parametrize("record", [C51, QRDQN, Rainbow])
 def test_presets_are_valid(record: Any) -> None:
     presets = load_presets(record.name)

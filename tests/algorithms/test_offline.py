@@ -356,6 +356,83 @@ def test_returns_of_the_dataset_span_a_thousand() -> None:
     assert off.reward_scale.factor == 1.0
 
 
+class Softened(nn.Module):
+    """A network whose outputs are no multiple of those of its last layer."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(inputs, 5), nn.ReLU(), nn.Linear(5, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = nn.functional.softplus(self.layers(x))
+        return out
+
+
+def linear_at_the_end(inputs: int, outputs: int) -> nn.Module:
+    return Softened(inputs, outputs).layers
+
+
+EPISODES = np.array([0, 0, RESET, 0, RESET], np.uint8)
+
+
+def observed(core: Any, span: float) -> None:
+    """Show a dataset whose returns span `span`."""
+    reward = np.array([0.0, 0.0, 0.0, span, 0.0], np.float32)
+    core.observe_dataset(np.zeros((5, 4), np.float32), reward, EPISODES)
+
+
+def begun(options: dict[str, Any], donor: Any) -> Any:
+    """A new core with the donor's critics and their factor."""
+    core = IQL(**SMALL, **options).make_updater(SPEC, "cpu", 1)
+    core.begin_with(written(donor), 100)
+    core.begin_with_critics(donor.critic_weights())
+    core.begin_with_reward_scale(donor.learned_reward_scale, 100)
+    assert core.learned_reward_scale == donor.learned_reward_scale, "before the dataset is seen"
+    return core
+
+
+def values_of_critics(core: Any) -> tuple[Tensor, Tensor]:
+    """Values `[C, 20, 1]` of critics and target critics, in the unit of the environment's rewards."""
+    x = normal(SIZE, 6)
+    return tuple(
+        net.make_pass(x).forward().clone() / core.learned_reward_scale
+        for net in (core.critics, core.target_critics)
+    )  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("network", ["mlp", linear_at_the_end, Softened])
+@pytest.mark.parametrize(("normalized", "factor"), [(True, 250.0), (False, 1.0)])
+def test_critics_that_are_taken_over_get_the_unit_of_the_runs_rewards(
+    network: Any, normalized: bool, factor: float
+) -> None:
+    donor = IQL(**SMALL, network=network).make_updater(SPEC, "cpu", 0)
+    observed(donor, 20.0)
+    assert donor.learned_reward_scale == 50.0
+    options = {"network": network, "normalize_rewards": normalized}
+    core = begun(options, donor)
+    early = core.state_dict()
+    observed(core, 4.0)
+    assert core.learned_reward_scale == core.reward_scale.factor == (50.0 if network is Softened else factor)
+    for values in values_of_critics(core):
+        torch.testing.assert_close(values, values_of_critics(donor)[0], rtol=1e-4, atol=1e-6)
+    for state in (
+        early,
+        core.state_dict(),
+    ):  # of a run that was stopped before or after it has seen its dataset
+        resumed = IQL(**SMALL, **options).make_updater(SPEC, "cpu", 2)
+        resumed.load_state_dict(state)
+        observed(resumed, 4.0)
+        assert torch.equal(resumed.critics.flat, core.critics.flat)
+        assert torch.equal(resumed.target_critics.flat, core.target_critics.flat)
+        assert resumed.reward_scale.factor == core.reward_scale.factor
+
+
+def test_new_critics_are_not_multiplied() -> None:
+    core, other = (IQL(**SMALL).make_updater(SPEC, "cpu", 0) for _ in range(2))
+    observed(core, 4.0)
+    assert torch.equal(core.critics.flat, other.critics.flat)
+
+
 @pytest.mark.parametrize("record", [TD3BC, IQL])
 def test_what_they_cannot_act_in_is_refused(record: Any) -> None:
     for action in (DiscreteAction(3), BoxAction((-1.0,), (math.inf,), (1,))):
@@ -367,3 +444,15 @@ def test_a_cosine_schedule_ends_at_zero() -> None:
     record = IQL(learning_rate=2e-3, learning_rate_schedule="cosine", actor_learning_rate=1e-3)
     assert [record.learning_rate_at(0, p) for p in (0.0, 0.5, 1.0)] == pytest.approx([2e-3, 1e-3, 0.0])
     assert [record.actor_learning_rate_at(p) for p in (0.0, 0.5, 1.0)] == pytest.approx([1e-3, 5e-4, 0.0])
+
+
+def test_a_function_is_not_multiplied_by_the_cosine_of_the_default() -> None:
+    def falling(progress: float) -> float:
+        return 1e-3 * (2.0 - progress)
+
+    for options in ({"learning_rate": falling}, {"actor_learning_rate": falling}):
+        record = IQL(**options)
+        assert record.actor_learning_rate_schedule == "cosine"
+        assert [record.actor_learning_rate_at(p) for p in (0.0, 0.5, 1.0)] == [2e-3, 1.5e-3, 1e-3]
+    number = IQL(learning_rate=falling, actor_learning_rate=1e-3)
+    assert number.actor_learning_rate_at(0.5) == pytest.approx(5e-4), "a number has its schedule"

@@ -131,6 +131,7 @@ def test_an_actors_rate_follows_its_own_function_or_the_critics_schedule() -> No
     assert rate(actor_learning_rate=6e-4) == pytest.approx(6e-4)
     linear = {"learning_rate_schedule": "linear", "learning_rate_updates": 14}
     assert rate(learning_rate=1e-3, actor_learning_rate=1e-4, **linear) == pytest.approx(5e-5)
+    assert rate(actor_learning_rate=falling, **linear) == falling(0.25)
 
 
 def test_exploration_follows_its_function_over_its_steps() -> None:
@@ -179,6 +180,8 @@ def test_the_policy_of_a_run_explores_at_the_last_value_of_the_function(tmp_path
             "learning_rate_schedule must be constant where learning_rate is a function",
         ),
         ({"learning_rate": "fast"}, "learning_rate must be a number or a function of progress, got 'fast'"),
+        ({"exploration": 0.1}, "exploration must be a function of progress or none, got 0.1"),
+        ({"goal_reward": 0.1}, "goal_reward must be a function or none, got 0.1"),
     ],
 )
 def test_a_function_that_does_not_do_is_refused(options: dict[str, Any], message: str) -> None:
@@ -191,6 +194,11 @@ def test_a_function_needs_total_steps() -> None:
         ValueError, match="total_steps must be given where learning_rate is a function of progress"
     ):
         Trainer("CartPole-v1", DQN(learning_rate=falling), http="off").learn(max_seconds=1)
+
+
+def test_an_own_network_is_no_function_of_progress() -> None:
+    record = DQN(network=lambda inputs, outputs: None)
+    require_steps(Job(TrainerConfig(env="CartPole-v1", algo="dqn", max_seconds=1.0), record, SOURCE))
 
 
 @pytest.mark.parametrize(
@@ -282,6 +290,22 @@ def test_a_file_in_its_run_takes_the_functions_and_a_flag_goes_before_them(tmp_p
     arguments = ["--config", str(tmp_path / "config.toml"), "--run-dir", "none"]
     assert parse(arguments)[1].learning_rate_at(0, 0.5) == 5e-4
     assert parse([*arguments, "--dqn.learning-rate", "0.5"])[1].learning_rate == 0.5
+
+
+def test_a_flag_that_contradicts_a_kept_function_is_a_wrong_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, source = (
+        TrainerConfig(env="asyncrl/BitFlip-v0", algo="dqn"),
+        EnvSource.from_user("asyncrl/BitFlip-v0"),
+    )
+    directory = RunDirectory(tmp_path)
+    write_run_files(directory, config, DQN(goal_reward=lambda achieved, desired, info: achieved), source)
+    directory.close()
+    arguments = ["--config", str(tmp_path / "config.toml"), "--run-dir", "none", "--dqn.n-sampled-goal", "0"]
+    with pytest.raises(SystemExit):
+        parse(arguments)
+    assert "n_sampled_goal must be above 0 where goal_reward is given, got 0" in capsys.readouterr().err
 
 
 def test_without_a_directory_nothing_has_to_be_kept() -> None:

@@ -120,6 +120,32 @@ def test_half_and_half_is_a_whole(record: Any, short_reach: str, tmp_path: Path)
     assert found == expected
 
 
+class TenfoldReach(Reach):
+    """The same with rewards ten times as large."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = super().step(action)
+        return obs, 10.0 * reward, *rest
+
+
+def test_critics_of_iql_are_worth_as_much_on_a_dataset_of_larger_rewards(
+    short_reach: str, tmp_path: Path
+) -> None:
+    larger = str(write_dataset(tmp_path / "set", TenfoldReach, anything, steps=400))
+    options: dict[str, Any] = {"hidden_sizes": (8,), "batch_size": 32}
+    Trainer(Reach, IQL(**options), dataset=short_reach, run_dir=tmp_path / "run", **RUN).learn(50)
+    first = load(tmp_path / "run")
+    still = IQL(**options, learning_rate=1e-30, actor_learning_rate=1e-30)
+    trainer = Trainer(TenfoldReach, still, dataset=larger, init_from=tmp_path / "run", **RUN)
+    second = trainer.learn(5).policy
+    before, after = first.meta.reward_scale, second.meta.reward_scale
+    assert before is not None and after == pytest.approx(before / 10)
+    assert first.critics is not None and second.critics is not None
+    # The last nine weights of a critic are its head's.
+    np.testing.assert_allclose(second.critics[:, -9:], first.critics[:, -9:] / 10, rtol=1e-5)
+    np.testing.assert_array_equal(second.critics[:, :-9], first.critics[:, :-9])
+
+
 def test_a_run_goes_on_with_its_own_dataset_only_wherever_it_is(
     balanced: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

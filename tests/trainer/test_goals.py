@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -11,7 +13,7 @@ import pytest
 import asyncrl
 from asyncrl import DQN, R2D2, SAC, TD3, TQC, Trainer
 from asyncrl.envs.bit_flip import BitFlip
-from asyncrl.errors import SpacesDoNotFit
+from asyncrl.errors import ConfigurationError, OptionNotKept, SpacesDoNotFit
 
 SMALL: dict[str, Any] = {
     "hidden_sizes": (16,),
@@ -91,6 +93,25 @@ def test_a_function_takes_the_place_of_the_environments_method(tmp_path: Any) ->
     assert np.array_equal(loaded.weights, by_function.policy.weights)
 
 
+def test_a_function_that_was_not_kept_is_given_again_or_dropped(tmp_path: Path) -> None:
+    lock, run = threading.Lock(), tmp_path / "run"
+
+    def rewards(achieved: Any, desired: Any, info: Any) -> Any:
+        with lock:
+            return distance(achieved, desired, info)
+
+    with pytest.warns(OptionNotKept, match="goal_reward is a function .* only with goal_reward given again"):
+        trained(Push, SAC(goal_reward=rewards, **SMALL), run_dir=run)
+    with pytest.raises(ConfigurationError, match="goal_reward of the run was a function that did not pickle"):
+        Trainer.resume(run, "+40")
+    Trainer.resume(run, "+40", goal_reward=distance).learn()
+    assert Trainer.resume(run, "+40").algorithm.goal_reward is not None, "this one was kept"
+    with pytest.raises(ValueError, match="n_sampled_goal must be above 0 where goal_reward is given, got 0"):
+        Trainer.resume(run, "+40", n_sampled_goal=0)
+    result = Trainer.resume(run, "+40", goal_reward=None, n_sampled_goal=0).learn()
+    assert result.policy.meta.options["n_sampled_goal"] == 0
+
+
 def test_without_rewards_for_goals_nothing_is_relabelled() -> None:
     assert trained(Push, SAC(**SMALL)).policy.meta.options["n_sampled_goal"] == 0
     recurrent = R2D2(**{**SMALL, "learning_starts": 100}, sequence_length=4, burn_in=0)
@@ -108,6 +129,10 @@ def test_numbers_of_a_goal_run_are_written(tmp_path: Any) -> None:
 def test_goals_that_are_not_there_are_refused() -> None:
     with pytest.raises(SpacesDoNotFit, match="CartPole-v1 does not have"):
         trained("CartPole-v1", DQN(n_sampled_goal=4, **SMALL))
+    with pytest.raises(SpacesDoNotFit, match=r"goal_reward needs a Dict .* CartPole-v1 does not have"):
+        trained("CartPole-v1", DQN(goal_reward=distance, **SMALL))
+    with pytest.raises(ValueError, match="n_sampled_goal must be above 0 where goal_reward is given, got 0"):
+        SAC(goal_reward=distance, n_sampled_goal=0)
     with pytest.raises(SpacesDoNotFit, match="has no compute_reward"):
         trained(Push, SAC(n_sampled_goal=4, **SMALL))
     with pytest.raises(

@@ -333,11 +333,39 @@ def test_options_that_may_not_change_are_refused_by_name_and_values(run: Path) -
         (TrainerConfig(env="Pendulum-v1", algo="sac"), SAC(), {"ent_coef_initial": 0.1}),
         (TrainerConfig(env="CartPole-v1", algo="dqn", demonstrations="x"), DQN(), {"prioritized": False}),
         (TrainerConfig(env="CartPole-v1", algo="r2d2"), R2D2(), {"value_rescaling": False}),
+        (TrainerConfig(env="CartPole-v1", algo="dqn"), DQN(reward_scale=1.0), {"reward_scale": 0.1}),
+        (TrainerConfig(env="CartPole-v1", algo="dqn"), DQN(), {"network": lambda inputs, outputs: None}),
+        (TrainerConfig(env="CartPole-v1", algo="dqn"), DQN(network=lambda i, o: None), {"network": "mlp"}),
     ):
         with pytest.raises(ConfigurationError, match=f"{next(iter(value))} may not change"):
             changed_options(before, after, value)
     with pytest.raises(TypeError, match="no option 'learning_rat'; did you mean learning_rate"):
         Trainer.resume(run, "+1", learning_rat=1)
+
+
+def test_exploration_may_be_another_function_or_none(run: Path) -> None:
+    with pytest.raises(ValueError, match="exploration must be a function of progress or none, got"):
+        Trainer.resume(run, "+8", exploration=0.3)
+    again = Trainer.resume(run, "+8", exploration=lambda progress: 0.2)
+    assert again.algorithm.exploration(0.5) == 0.2
+    again.learn()
+    assert options_of_run(run)[1].exploration(0.5) == 0.2, "this one was kept"
+    without = Trainer.resume(run, "+8", exploration=None)
+    assert without.algorithm.exploration is None
+    without.learn()
+    assert options_of_run(run)[1].exploration is None
+    with pytest.raises(TypeError, match="no option 'exploratio'; did you mean exploration"):
+        Trainer.resume(run, "+1", exploratio=None)
+
+
+def test_a_reward_of_goals_is_dropped_with_what_it_is_for() -> None:
+    config = TrainerConfig(env="asyncrl/BitFlip-v0", algo="dqn")
+    record = DQN(goal_reward=lambda achieved, desired, info: None, n_sampled_goal=4)
+    with pytest.raises(ValueError, match="n_sampled_goal must be above 0 where goal_reward is given, got 0"):
+        changed_options(config, record, {"n_sampled_goal": 0})
+    _, changed = changed_options(config, record, {"n_sampled_goal": 0, "goal_reward": None})
+    assert (changed.goal_reward, changed.n_sampled_goal) == (None, 0)
+    assert changed_options(config, record, {"goal_reward": None})[1].n_sampled_goal == 4
 
 
 def test_the_number_of_actors_may_change_unless_in_lockstep() -> None:
