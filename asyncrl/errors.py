@@ -231,7 +231,7 @@ class NonFiniteStep(EnvironmentFailed):
 
 
 class ObservationOffSpace(EnvironmentFailed):
-    """The shape or dtype of an observation differs from its space."""
+    """An observation has another shape than its space, or values that the space's dtype does not hold."""
 
     code = "ASYNC012"
 

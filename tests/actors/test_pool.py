@@ -427,9 +427,9 @@ def test_environment_that_raises_is_reported_with_everything(server: ForkServer)
         ),
         (fakes.InfiniteObservation, NonFiniteStep, r"ASYNC011\].* observation that is NaN or infinite", 3),
         (
-            fakes.DoubleObservationLater,
+            fakes.FloatForByteLater,
             ObservationOffSpace,
-            r"ASYNC012\].*float64.*obs.astype\(np.float32\)",
+            r"ASYNC012\].*float32.*rint\(obs\).astype\(np.uint8\)",
             3,
         ),
     ],

@@ -497,14 +497,14 @@ def test_asyncrl_006_registered_in_main_only(monkeypatch: pytest.MonkeyPatch) ->
     ("env", "text"),
     [
         (
-            fakes.DoubleObservation,
-            r"got float64 of shape \(2,\), expected float32 of shape \(2,\).*obs.astype\(np.float32\)",
+            fakes.FloatForByte,
+            r"got float32 of shape \(2,\), expected uint8 of shape \(2,\).*rint\(obs\).astype\(np.uint8\)",
         ),
         (
             fakes.FlatObservation,
             r"got float32 of shape \(6,\), expected float32 of shape \(2, 3\).*obs.reshape\(\(2, 3\)\)",
         ),
-        (fakes.ListObservation, r"got list, expected float32.*np.asarray\(obs, dtype=np.float32\)"),
+        (fakes.RaggedObservation, r"got list, expected float32.*return an observation of observation_space"),
         (NoObservation, r"got NoneType, expected float32.*return an observation of observation_space"),
     ],
 )
