@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from asyncrl.errors import ConfigurationError
+from asyncrl.errors import ConfigurationError, EnvironmentNotBuilt, error_text
 from asyncrl.options import mapping_from_texts, texts_of_mapping
 
 Wrapper = str | Callable[[Any], Any]
@@ -57,10 +59,39 @@ def wrapped(env: Any, wrappers: Sequence[Wrapper]) -> Any:
 
     Raises:
         ConfigurationError: a wrapper cannot be found (ASYNC017).
+        EnvironmentNotBuilt: a wrapper cannot be called with an environment alone (ASYNC004).
     """
     for wrapper in wrappers:
-        env = (_find(wrapper) if isinstance(wrapper, str) else wrapper)(env)
+        found = _find(wrapper) if isinstance(wrapper, str) else wrapper
+        try:
+            env = found(env)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise  # from inside of the wrapper
+            raise _takes_more(described(wrapper), error) from error
     return env
+
+
+def missing_arguments(what: str) -> list[str]:
+    """Names in the text of a TypeError about required arguments; [] if `what` holds no such text.
+
+    Positional-only arguments cannot be given by name, but Python's text does not tell them apart.
+    """
+    found = re.search(r"\w\(\) missing \d+ required (?:positional|keyword-only) arguments?: (.*)", what)
+    return re.findall(r"'(\w+)'", found[1]) if found else []
+
+
+def _takes_more(name: str, error: TypeError) -> EnvironmentNotBuilt:
+    """Return the error for a wrapper whose call with the environment failed because of its signature."""
+    called = name.partition("{")[0].rpartition(":")[2].rpartition(".")[2]
+    given = ", ".join(f"{missing}=..." for missing in missing_arguments(error_text(error)))
+    return EnvironmentNotBuilt(
+        f"The wrapper {name} cannot be called with an environment alone: {error_text(error)}.",
+        fix="write a function in a module of your own that gives it the rest, def wrap(env): return "
+        f"{called}(env, {given or '...'}), and name that: --wrapper my_module:wrap; in Python a lambda is enough: "
+        f"wrappers=[lambda env: {called}(env, {given or '...'})]",
+        remote_traceback=traceback.format_exc(),
+    )
 
 
 def with_arguments(name: str, **arguments: Any) -> str:

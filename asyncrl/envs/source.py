@@ -11,7 +11,6 @@ import copy
 import dataclasses
 import inspect
 import pickle
-import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ import cloudpickle
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.changes import (
     Wrapper,
+    missing_arguments,
     name_of_wrapper,
     pack_changes,
     unpack_changes,
@@ -345,12 +345,6 @@ class EnvSource:
             fix=installing(extra) if extra else "install that package",
         )
 
-    def _wrapper_of(self, what: str) -> str:
-        """Name of the wrapper whose constructor an error's text names; "" if it is none of the wrappers."""
-        wrappers = unpack_changes(self.payload)[2] if self.kind == "changed" else ()
-        named = re.search(r"(\w+)\.__init__\(\)", what)
-        return named[1] if named and any(w.endswith(f":{named[1]}") for w in wrappers) else ""
-
     def _not_built(self, what: str, trace: str) -> EnvironmentNotBuilt:
         fix = "make it build in a fresh process; it is not tried again"
         if self.kind == "changed" and unpack_changes(self.payload)[1]:
@@ -366,13 +360,7 @@ class EnvSource:
                 "correct env_kwargs (--env-kwargs), or those of evaluations (eval_env_kwargs, eval_levels): "
                 "the names are those of the constructor's arguments"
             )
-        missing = _missing_arguments(what)
-        if missing and (wrapper := self._wrapper_of(what)):
-            fix = (
-                f"write a function that gives it, in a module of your own: def wrap(env): return {wrapper}(env, "
-                f"{', '.join(f'{name}=...' for name in missing)}), and name it: --wrapper my_module:wrap"
-            )
-        elif missing:
+        if missing := missing_arguments(what):
             given = ", ".join(f"{name!r}: ..." for name in missing)
             fix = (
                 f"give it: --env-kwargs {' '.join(f'{name}:...' for name in missing)}, env_kwargs={{{given}}}"
@@ -404,15 +392,6 @@ def describe(source: EnvSource, report: Callable[[EnvSpec], None] = lambda spec:
         return spec
     finally:
         env_checks.close_env(env)
-
-
-def _missing_arguments(what: str) -> list[str]:
-    """Names in the text of a TypeError about required arguments; [] if `what` holds no such text.
-
-    Positional-only arguments cannot be given by name, but Python's text does not tell them apart.
-    """
-    found = re.search(r"\w\(\) missing \d+ required (?:positional|keyword-only) arguments?: (.*)", what)
-    return re.findall(r"'(\w+)'", found[1]) if found else []
 
 
 def _made(maker: Callable[..., Any], render_mode: str | None, kwargs: Mapping[str, Any]) -> Any:

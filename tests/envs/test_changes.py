@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import textwrap
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.wrappers import TimeLimit
 
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
@@ -217,9 +220,6 @@ def test_mistakes_name_what_to_mend() -> None:
     with pytest.raises(UnknownEnvironment) as unknown:
         EnvSource.from_user("envs/mine.py").build()
     assert unknown.value.fix == "name a class or a function of the file: envs.mine:NAME"
-    with pytest.raises(EnvironmentNotBuilt) as refused:
-        source.changed({}, ["gymnasium.wrappers:TimeLimit"]).build()
-    assert "def wrap(env): return TimeLimit(env, max_episode_steps=...)" in refused.value.fix
     for name, reason in (
         ("gymnasium.wrappers:Flat", "has no attribute 'Flat'"),
         ("no_such_module_at_all:X", "No module named"),
@@ -231,6 +231,31 @@ def test_mistakes_name_what_to_mend() -> None:
             source.changed({}, [name]).build()
     with pytest.raises(TypeError, match="wrappers must be 'module:Name' or callable, got 3"):
         source.changed({}, [3])  # type: ignore[list-item]
+
+
+def broken_inside(env: Any) -> Any:
+    return gymnasium.wrappers.TimeLimit(env)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", CartPoleEnv])
+@pytest.mark.parametrize(
+    "wrapper", ["gymnasium.wrappers:TimeLimit", gymnasium.wrappers.TimeLimit, functools.partial(TimeLimit)]
+)
+def test_a_wrapper_that_wants_more_is_told_what_to_write(env: Any, wrapper: Any) -> None:
+    with pytest.raises(EnvironmentNotBuilt, match=r"The wrapper .* with an environment alone") as refused:
+        EnvSource.from_user(env).changed({}, [wrapper]).build()
+    assert "missing 1 required positional argument: 'max_episode_steps'" in refused.value.what
+    given = "(env, max_episode_steps=...)"
+    assert f"def wrap(env): return TimeLimit{given}" in refused.value.fix.replace("partial", "TimeLimit")
+    assert "wrappers=[lambda env:" in refused.value.fix and "--env-kwargs" not in refused.value.fix
+
+
+def test_an_error_inside_of_a_wrapper_keeps_its_words() -> None:
+    with pytest.raises(
+        EnvironmentNotBuilt, match="The constructor of CartPole-v1 failed: TypeError"
+    ) as refused:
+        EnvSource.from_user("CartPole-v1").changed({}, [broken_inside]).build()
+    assert "in broken_inside" in str(refused.value.remote_traceback)
 
 
 def test_a_trainer_takes_and_keeps_them(tmp_path: Path) -> None:
