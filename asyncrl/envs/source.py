@@ -28,6 +28,7 @@ from asyncrl.envs.changes import (
     missing_arguments,
     name_of_wrapper,
     pack_changes,
+    refuse_running_statistics,
     unpack_changes,
     with_arguments,
     wrapped,
@@ -245,7 +246,7 @@ class EnvSource:
             EnvironmentNotBuilt: unpickling or the constructor failed, or its result is no environment (ASYNC004).
             OldGymAPI: it is an environment of the old gym (ASYNC013).
             SpacesDoNotFit: it has several agents with different spaces (ASYNC005).
-            ConfigurationError: it is absent (ASYNC017).
+            ConfigurationError: it is absent, or normalises by running statistics (ASYNC017).
         """
         import gymnasium
         from gymnasium.error import DependencyNotInstalled
@@ -258,6 +259,7 @@ class EnvSource:
             env = _made(self._maker(training), render_mode, {})
             if isinstance(env, gymnasium.Env):
                 self._require_spaces(env)
+            refuse_running_statistics(self.name, env)
             agents = agents_of(self.name, env)
         except AsyncRLError:
             raise
