@@ -249,7 +249,7 @@ class EnvSource:
             ConfigurationError: it is absent, or normalises by running statistics (ASYNC017).
         """
         import gymnasium
-        from gymnasium.error import DependencyNotInstalled
+        from gymnasium.error import DependencyNotInstalled, UnregisteredEnv
         from gymnasium.vector import VectorEnv
 
         from asyncrl.envs.agents import agents_of
@@ -265,6 +265,8 @@ class EnvSource:
             raise
         except DependencyNotInstalled as error:
             raise self._needs_package(error) from error
+        except UnregisteredEnv as error:
+            raise self._not_registered(error) from error
         except (Exception, SystemExit) as error:  # one that reads the command line by argparse exits
             if isinstance(error, ModuleNotFoundError) and missing_extra(error.name or ""):
                 raise self._needs_package(error) from error
@@ -345,6 +347,17 @@ class EnvSource:
             f"The environment {self.name} needs {what} is not installed.",
             facts={"reason": str(error)},
             fix=installing(extra) if extra else "install that package",
+        )
+
+    def _not_registered(self, error: Exception) -> UnknownEnvironment:
+        """Return the error for code of the user that makes an environment by an id which is unknown in this process."""
+        return UnknownEnvironment(
+            f"{self.name} makes an environment of an id that is not registered in the actors, which do not run the "
+            "main script.",
+            facts={"gymnasium says": str(error)},
+            fix="correct the id; call gymnasium.register(), or import the package that does, inside the function that "
+            "makes it; or give the environment's class: Trainer(MyEnv, ...)",
+            remote_traceback=traceback.format_exc(),
         )
 
     def _not_built(self, what: str, trace: str) -> EnvironmentNotBuilt:

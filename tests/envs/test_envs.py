@@ -493,6 +493,16 @@ def test_asyncrl_006_registered_in_main_only(monkeypatch: pytest.MonkeyPatch) ->
         gymnasium.registry.pop("Mine-v0", None)
 
 
+@pytest.mark.parametrize("env_id", ["Mine-v0", "mine/Mine-v0"])
+def test_asyncrl_006_registered_in_main_only_and_made_by_a_factory(env_id: str) -> None:
+    with pytest.raises(
+        UnknownEnvironment, match=r"ASYNC006\] .*id that is not registered in the actors"
+    ) as e:
+        described(lambda: gymnasium.make(env_id))
+    assert "call gymnasium.register()" in e.value.fix and "Trainer(MyEnv, ...)" in e.value.fix
+    assert "gymnasium says" in e.value.facts and "NotFound" in str(e.value.remote_traceback)
+
+
 @pytest.mark.parametrize(
     ("env", "text"),
     [
