@@ -154,6 +154,11 @@ class RaisesInReset(SimpleEnv):
         raise RuntimeError("no map for this level")
 
 
+class Interrupts(SimpleEnv):
+    def step(self, action: Any) -> Any:
+        raise KeyboardInterrupt
+
+
 class NaNReward(SimpleEnv):
     def step(self, action: Any) -> Any:
         obs, reward, *rest = super().step(action)

@@ -26,6 +26,7 @@ from asyncrl.errors import (
     ObservationOffSpace,
     OldGymAPI,
     SpacesDoNotFit,
+    environment_exceptions,
     error_text,
     printable,
 )
@@ -430,7 +431,7 @@ def _call(name: str, call: str, function: Any, action: object = None) -> Any:
         return function()
     except AsyncRLError:
         raise
-    except (Exception, SystemExit) as error:
+    except environment_exceptions() as error:
         if isinstance(error, TypeError) and call.startswith("reset") and "seed" in error_text(error):
             must = "take the keyword arguments seed and options"
             raise _old(name, "reset(seed=0)", f"raised {error_text(error)}", must) from error

@@ -41,6 +41,7 @@ from asyncrl.errors import (
     EnvironmentNotBuilt,
     UnknownEnvironment,
     describe_error,
+    environment_exceptions,
 )
 from asyncrl.interfaces import EnvSpec
 
@@ -267,7 +268,7 @@ class EnvSource:
             raise self._needs_package(error) from error
         except UnregisteredEnv as error:
             raise self._not_registered(error) from error
-        except (Exception, SystemExit) as error:  # one that reads the command line by argparse exits
+        except environment_exceptions() as error:  # one that reads the command line by argparse exits
             if isinstance(error, ModuleNotFoundError) and missing_extra(error.name or ""):
                 raise self._needs_package(error) from error
             raise self._not_built(f"failed: {describe_error(error)}", traceback.format_exc()) from error

@@ -458,6 +458,8 @@ def test_start_raises_what_a_constructor_raised(server: ForkServer) -> None:
             await probe(server, EnvSource.from_user(fakes.FailingConstructor))
         with pytest.raises(EnvironmentRaised, match=r"(?s)ASYNC002\].*no map for this level"):
             await probe(server, EnvSource.from_user(fakes.RaisesInReset))
+        with pytest.raises(EnvironmentRaised, match=r"ASYNC002\].*raised KeyboardInterrupt in step"):
+            await probe(server, EnvSource.from_user(fakes.Interrupts))
         os.environ["ASYNCRL_TEST_BUILDS"] = "1"
         try:
             with pytest.raises(EnvironmentNotBuilt, match="only the first may be built"):

@@ -6,6 +6,7 @@ import functools
 import importlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -50,6 +51,7 @@ from asyncrl.errors import (
     OldGymAPI,
     SpacesDoNotFit,
     UnknownEnvironment,
+    environment_calls,
 )
 from asyncrl.interfaces import BoxAction, DiscreteAction, MultiDiscreteAction
 
@@ -592,6 +594,33 @@ def test_an_environment_that_exits_is_named() -> None:
     for call in ("reset", "step"):
         with pytest.raises(EnvironmentRaised, match=rf"ASYNC002\].*raised SystemExit in {call}.*: 2"):
             described(functools.partial(Exits, call))
+
+
+@pytest.fixture
+def ignored_interrupts() -> Iterator[None]:
+    """SIGINT as it is in the processes of actors."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ignored_interrupts")
+def test_an_environment_that_interrupts_is_named() -> None:
+    with pytest.raises(EnvironmentRaised, match=r"ASYNC002\].*raised KeyboardInterrupt in step"):
+        described(fakes.Interrupts)
+
+    def interrupted() -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(EnvironmentNotBuilt, match=r"ASYNC004\].*failed: KeyboardInterrupt"):
+        described(interrupted)
+
+
+def test_an_interrupt_of_the_user_is_not_the_environments() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        described(fakes.Interrupts)
+    with pytest.raises(KeyboardInterrupt), environment_calls("It", "", "mend it", dict):
+        raise KeyboardInterrupt
 
 
 def test_asyncrl_002_in_the_probe() -> None:
