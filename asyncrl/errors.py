@@ -53,6 +53,7 @@ A wrong argument is a plain `ValueError` or `TypeError`: `num_slots must be a po
 from __future__ import annotations
 
 import contextlib
+import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -231,7 +232,7 @@ class NonFiniteStep(EnvironmentFailed):
 
 
 class ObservationOffSpace(EnvironmentFailed):
-    """The shape or dtype of an observation differs from its space."""
+    """An observation has another shape than its space, or values that the space's dtype does not hold."""
 
     code = "ASYNC012"
 
@@ -381,6 +382,17 @@ class ActionsBeyondBounds(AsyncRLWarning):
     """ASYNC050: actions of a dataset are outside of the environment's bounds, where no policy's action is."""
 
 
+def environment_exceptions() -> tuple[type[BaseException], ...]:
+    """Exceptions of a call of an environment that are its own; for an `except` around the call.
+
+    KeyboardInterrupt is one only where no signal raises it, as in the processes of actors, which ignore SIGINT. In the
+    main process it is the user's.
+    """
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    by_signal = any(callable(signal.getsignal(number)) for number in signals)
+    return (Exception, SystemExit) if by_signal else (Exception, SystemExit, KeyboardInterrupt)
+
+
 @contextlib.contextmanager
 def environment_calls(
     who: str, where: str, fix: str, facts: Callable[[], Mapping[str, object]]
@@ -390,7 +402,7 @@ def environment_calls(
         yield
     except AsyncRLError:
         raise
-    except (Exception, SystemExit) as error:
+    except environment_exceptions() as error:
         raise EnvironmentRaised(
             f"{who} raised {type(error).__name__}{where and f' {where}'}: {error_text(error)}",
             facts=facts(),

@@ -154,6 +154,11 @@ class RaisesInReset(SimpleEnv):
         raise RuntimeError("no map for this level")
 
 
+class Interrupts(SimpleEnv):
+    def step(self, action: Any) -> Any:
+        raise KeyboardInterrupt
+
+
 class NaNReward(SimpleEnv):
     def step(self, action: Any) -> Any:
         obs, reward, *rest = super().step(action)
@@ -173,16 +178,21 @@ class HugeReward(SimpleEnv):
         return (obs, 1e39, *rest)
 
 
-class DoubleObservation(SimpleEnv):
-    """Environment that declares float32 and returns float64."""
+class FloatForByte(SimpleEnv):
+    """Environment that declares bytes and returns floats from step `first` on."""
+
+    first = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = Box(0, 255, (2,), np.uint8)
 
     def observe(self) -> Any:
-        return np.zeros(2, np.float64)
+        return np.zeros(2, np.float32 if self.steps >= self.first else np.uint8)
 
 
-class DoubleObservationLater(SimpleEnv):
-    def observe(self) -> Any:
-        return np.zeros(2, np.float64 if self.steps == 4 else np.float32)
+class FloatForByteLater(FloatForByte):
+    first = 4
 
 
 class FlatObservation(SimpleEnv):
@@ -192,9 +202,9 @@ class FlatObservation(SimpleEnv):
         return np.zeros(6, np.float32)
 
 
-class ListObservation(SimpleEnv):
+class RaggedObservation(SimpleEnv):
     def observe(self) -> Any:
-        return [0.0, 0.0]
+        return [[0.0], [0.0, 1.0]]
 
 
 class DoubleSpace(SimpleEnv):

@@ -26,6 +26,7 @@ from asyncrl.errors import (
     ObservationOffSpace,
     OldGymAPI,
     SpacesDoNotFit,
+    environment_exceptions,
     error_text,
     printable,
 )
@@ -402,7 +403,9 @@ def _allowed_action(space: Any, action: ActionSpec, mask: NDArray[np.bool_]) -> 
 
 def observations_fit(env: Any, obs: Any) -> bool:
     """Whether `obs`, one observation or those of a vector or of several agents, lies in its space."""
-    obs = np.asarray(obs)
+    obs = converted(np.asarray(obs), np.dtype(env.observation_space.dtype))
+    if obs is None:
+        return False
     if _has_single_spaces(env):
         return all(env.single_observation_space.contains(one) for one in obs)
     if hasattr(env, "policies"):
@@ -428,7 +431,7 @@ def _call(name: str, call: str, function: Any, action: object = None) -> Any:
         return function()
     except AsyncRLError:
         raise
-    except (Exception, SystemExit) as error:
+    except environment_exceptions() as error:
         if isinstance(error, TypeError) and call.startswith("reset") and "seed" in error_text(error):
             must = "take the keyword arguments seed and options"
             raise _old(name, "reset(seed=0)", f"raised {error_text(error)}", must) from error
@@ -493,34 +496,77 @@ def is_real(values: object) -> bool:
 def check_observation(
     name: str, call: str, obs: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    """Return `obs` as an array of that shape and dtype, if that changes no value.
+    """Return `obs` as an array of that shape and dtype.
 
-    Arrays of other libraries (JAX) are converted, and narrower numbers. An array of the right dtype is not copied.
+    Arrays of other libraries (JAX), lists and numbers of another dtype are converted (`converted`), because a policy
+    learns from float32 whatever the environment computes in. An array of the right dtype is not copied.
 
     Raises:
-        ObservationOffSpace: it has another shape, or a dtype that holds values which `dtype` does not (ASYNC012).
+        ObservationOffSpace: it has another shape, or values that `dtype` does not hold (ASYNC012).
     """
-    if not isinstance(obs, (np.ndarray, np.generic)) and hasattr(obs, "__array__"):
-        obs = np.asarray(obs)
-    if isinstance(obs, (np.ndarray, np.generic)) and obs.shape == shape:
-        if obs.dtype == dtype:
-            return np.asarray(obs)
-        if np.can_cast(obs.dtype, dtype, "safe"):
-            return np.asarray(obs, dtype)
-    if not isinstance(obs, (np.ndarray, np.generic)):
-        got, fix = _shape_of(obs), f"return np.asarray(obs, dtype=np.{dtype.name})"
-        if obs is None or isinstance(obs, str | bytes):
-            fix = "return an observation of observation_space"
-    else:
-        got = f"{obs.dtype.name} of shape {obs.shape}"
-        fix = f"return obs.astype(np.{dtype.name})" if obs.shape == shape else f"return obs.reshape({shape})"
-        if obs.size != math.prod(shape):
-            fix = "return an observation of that shape, or declare the observation space you return"
+    if type(obs) is np.ndarray and obs.dtype == dtype and obs.shape == shape:
+        return obs
+    array = _array_of(obs)
+    if array is not None and array.shape == shape and (values := converted(array, dtype)) is not None:
+        return values
+    got, fix = _mismatch(obs, array, shape, dtype)
     raise ObservationOffSpace(
         f"An observation of {name} is off its space: got {got}, expected {dtype.name} of shape {shape}.",
         facts={"call": call, "got": got, "expected": f"{dtype.name} of shape {shape}"},
         fix=f"in the environment, or in a gymnasium.ObservationWrapper around it: {fix}",
     )
+
+
+def converted(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """Return numbers in the dtype of their space; None if it does not hold them.
+
+    Floats are rounded to a narrower float, and whole numbers become floats. A whole number beyond the range of `dtype`
+    is not converted, a finite float that would become infinite neither, and floats never become whole numbers, which
+    hides a mistake (an image of 0 to 1 in a space of bytes would be black).
+    """
+    if np.can_cast(array.dtype, dtype, "safe"):
+        return np.asarray(array, dtype)
+    if array.dtype.kind not in "fiub" or (array.dtype.kind == "f" and dtype.kind != "f"):
+        return None
+    values, lost = _cast(array, dtype)
+    return None if lost.any() else values
+
+
+def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """The array in another dtype, and which of its values that does not hold."""
+    with np.errstate(over="ignore", under="ignore"):  # an environment may have NumPy raise
+        values = array.astype(dtype)
+    lost = np.isinf(values) & np.isfinite(array) if dtype.kind == "f" else values != array
+    return values, np.asarray(lost)
+
+
+def _array_of(obs: Any) -> NDArray[Any] | None:
+    """An observation as an array; an array is not copied. None for what is neither an array nor made of numbers."""
+    if isinstance(obs, np.ndarray | np.generic | list | tuple | int | float) or hasattr(obs, "__array__"):
+        try:
+            return np.asarray(obs)
+        except ValueError:  # a list of lists of several lengths
+            return None
+    return None
+
+
+def _mismatch(
+    obs: Any, array: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> tuple[str, str]:
+    """What an observation is that is off its space, and what to return in its place."""
+    got = _shape_of(obs) if array is None else f"{array.dtype.name} of shape {array.shape}"
+    if array is None or array.dtype.kind not in "fiub":
+        return got, "return an observation of observation_space"
+    if array.size != math.prod(shape):
+        return got, "return an observation of that shape, or declare the observation space you return"
+    if array.shape != shape:
+        return got, f"return {'obs' if array is obs else 'np.asarray(obs)'}.reshape({shape})"
+    if array.dtype.kind == "f" and dtype.kind != "f":
+        return got, (
+            f"return whole numbers, np.rint(obs).astype(np.{dtype.name}), or declare a Box of dtype np.float32"
+        )
+    first = array[_cast(array, dtype)[1]].flat[0]
+    return f"{got} with the value {first}", "return values of that dtype, or declare the space that has them"
 
 
 def not_an_environment(name: str, thing: object) -> AsyncRLError:

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.envs import checks as env_checks
+from asyncrl.envs.changes import INSIDE
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import ConfigurationError, EnvironmentNotBuilt, SpacesDoNotFit, environment_calls
 from asyncrl.interfaces import EnvSpec
 
 METHOD = "set_env_kwargs"
-_INSIDE = ("env", "parallel", "aec_env")
-"""Attribute of a layer with the one inside: of wrappers, of several agents, and of PettingZoo's conversion."""
 
 
 def method_of(env: Any) -> Callable[..., None] | None:
@@ -28,7 +27,7 @@ def method_of(env: Any) -> Callable[..., None] | None:
             method: Callable[..., None] = getattr(env, METHOD)
             return method
         held = vars(env) if hasattr(env, "__dict__") else {}
-        env = next((held[name] for name in _INSIDE if name in held), None)
+        env = next((held[name] for name in INSIDE if name in held), None)
     return None
 
 

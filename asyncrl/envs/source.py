@@ -11,7 +11,6 @@ import copy
 import dataclasses
 import inspect
 import pickle
-import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +25,10 @@ import cloudpickle
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.changes import (
     Wrapper,
+    missing_arguments,
     name_of_wrapper,
     pack_changes,
+    refuse_running_statistics,
     unpack_changes,
     with_arguments,
     wrapped,
@@ -40,6 +41,7 @@ from asyncrl.errors import (
     EnvironmentNotBuilt,
     UnknownEnvironment,
     describe_error,
+    environment_exceptions,
 )
 from asyncrl.interfaces import EnvSpec
 
@@ -245,10 +247,10 @@ class EnvSource:
             EnvironmentNotBuilt: unpickling or the constructor failed, or its result is no environment (ASYNC004).
             OldGymAPI: it is an environment of the old gym (ASYNC013).
             SpacesDoNotFit: it has several agents with different spaces (ASYNC005).
-            ConfigurationError: it is absent (ASYNC017).
+            ConfigurationError: it is absent, or normalises by running statistics (ASYNC017).
         """
         import gymnasium
-        from gymnasium.error import DependencyNotInstalled
+        from gymnasium.error import DependencyNotInstalled, UnregisteredEnv
         from gymnasium.vector import VectorEnv
 
         from asyncrl.envs.agents import agents_of
@@ -258,12 +260,15 @@ class EnvSource:
             env = _made(self._maker(training), render_mode, {})
             if isinstance(env, gymnasium.Env):
                 self._require_spaces(env)
+            refuse_running_statistics(self.name, env)
             agents = agents_of(self.name, env)
         except AsyncRLError:
             raise
         except DependencyNotInstalled as error:
             raise self._needs_package(error) from error
-        except (Exception, SystemExit) as error:  # one that reads the command line by argparse exits
+        except UnregisteredEnv as error:
+            raise self._not_registered(error) from error
+        except environment_exceptions() as error:  # one that reads the command line by argparse exits
             if isinstance(error, ModuleNotFoundError) and missing_extra(error.name or ""):
                 raise self._needs_package(error) from error
             raise self._not_built(f"failed: {describe_error(error)}", traceback.format_exc()) from error
@@ -345,11 +350,16 @@ class EnvSource:
             fix=installing(extra) if extra else "install that package",
         )
 
-    def _wrapper_of(self, what: str) -> str:
-        """Name of the wrapper whose constructor an error's text names; "" if it is none of the wrappers."""
-        wrappers = unpack_changes(self.payload)[2] if self.kind == "changed" else ()
-        named = re.search(r"(\w+)\.__init__\(\)", what)
-        return named[1] if named and any(w.endswith(f":{named[1]}") for w in wrappers) else ""
+    def _not_registered(self, error: Exception) -> UnknownEnvironment:
+        """Return the error for code of the user that makes an environment by an id which is unknown in this process."""
+        return UnknownEnvironment(
+            f"{self.name} makes an environment of an id that is not registered in the actors, which do not run the "
+            "main script.",
+            facts={"gymnasium says": str(error)},
+            fix="correct the id; call gymnasium.register(), or import the package that does, inside the function that "
+            "makes it; or give the environment's class: Trainer(MyEnv, ...)",
+            remote_traceback=traceback.format_exc(),
+        )
 
     def _not_built(self, what: str, trace: str) -> EnvironmentNotBuilt:
         fix = "make it build in a fresh process; it is not tried again"
@@ -366,13 +376,7 @@ class EnvSource:
                 "correct env_kwargs (--env-kwargs), or those of evaluations (eval_env_kwargs, eval_levels): "
                 "the names are those of the constructor's arguments"
             )
-        missing = _missing_arguments(what)
-        if missing and (wrapper := self._wrapper_of(what)):
-            fix = (
-                f"write a function that gives it, in a module of your own: def wrap(env): return {wrapper}(env, "
-                f"{', '.join(f'{name}=...' for name in missing)}), and name it: --wrapper my_module:wrap"
-            )
-        elif missing:
+        if missing := missing_arguments(what):
             given = ", ".join(f"{name!r}: ..." for name in missing)
             fix = (
                 f"give it: --env-kwargs {' '.join(f'{name}:...' for name in missing)}, env_kwargs={{{given}}}"
@@ -404,15 +408,6 @@ def describe(source: EnvSource, report: Callable[[EnvSpec], None] = lambda spec:
         return spec
     finally:
         env_checks.close_env(env)
-
-
-def _missing_arguments(what: str) -> list[str]:
-    """Names in the text of a TypeError about required arguments; [] if `what` holds no such text.
-
-    Positional-only arguments cannot be given by name, but Python's text does not tell them apart.
-    """
-    found = re.search(r"\w\(\) missing \d+ required (?:positional|keyword-only) arguments?: (.*)", what)
-    return re.findall(r"'(\w+)'", found[1]) if found else []
 
 
 def _made(maker: Callable[..., Any], render_mode: str | None, kwargs: Mapping[str, Any]) -> Any:

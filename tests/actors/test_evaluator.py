@@ -387,3 +387,18 @@ def test_environment_that_exits_in_an_evaluation(server: ForkServer) -> None:
             await evaluator.evaluate(weights(0), 2)
 
     remotely(server, ExitsInEvaluation, story)
+
+
+class InterruptsInEvaluation(fakes.SimpleEnv):
+    def step(self, action: Any) -> Any:
+        if self.steps == 6:
+            raise KeyboardInterrupt
+        return super().step(action)
+
+
+def test_environment_that_interrupts_in_an_evaluation(server: ForkServer) -> None:
+    async def story(evaluator: RemoteEvaluator) -> None:
+        with pytest.raises(EnvironmentRaised, match=r"ASYNC002\].*KeyboardInterrupt in an evaluation"):
+            await evaluator.evaluate(weights(0), 2)
+
+    remotely(server, InterruptsInEvaluation, story)

@@ -429,9 +429,9 @@ def test_environment_that_raises_is_reported_with_everything(server: ForkServer)
         ),
         (fakes.InfiniteObservation, NonFiniteStep, r"ASYNC011\].* observation that is NaN or infinite", 3),
         (
-            fakes.DoubleObservationLater,
+            fakes.FloatForByteLater,
             ObservationOffSpace,
-            r"ASYNC012\].*float64.*obs.astype\(np.float32\)",
+            r"ASYNC012\].*float32.*rint\(obs\).astype\(np.uint8\)",
             3,
         ),
     ],
@@ -460,6 +460,8 @@ def test_start_raises_what_a_constructor_raised(server: ForkServer) -> None:
             await probe(server, EnvSource.from_user(fakes.FailingConstructor))
         with pytest.raises(EnvironmentRaised, match=r"(?s)ASYNC002\].*no map for this level"):
             await probe(server, EnvSource.from_user(fakes.RaisesInReset))
+        with pytest.raises(EnvironmentRaised, match=r"ASYNC002\].*raised KeyboardInterrupt in step"):
+            await probe(server, EnvSource.from_user(fakes.Interrupts))
         os.environ["ASYNCRL_TEST_BUILDS"] = "1"
         try:
             with pytest.raises(EnvironmentNotBuilt, match="only the first may be built"):

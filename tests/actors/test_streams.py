@@ -135,14 +135,14 @@ def test_same_step_vector_is_refused() -> None:
     [
         (fakes.FourValues, OldGymAPI, r"ASYNC013\].*step returned a tuple of 4 values"),
         (
-            fakes.DoubleObservation,
+            fakes.FloatForByte,
             ObservationOffSpace,
-            r"ASYNC012\].*got float64 of shape \(2,\), expected float32",
+            r"ASYNC012\].*got float32 of shape \(2,\), expected uint8",
         ),
         (
-            fakes.ListObservation,
+            fakes.RaggedObservation,
             ObservationOffSpace,
-            r"(?s)ASYNC012\].*got list.*np.asarray\(obs, dtype=np.float32\)",
+            r"(?s)ASYNC012\].*got list.*return an observation of observation_space",
         ),
         (fakes.BareReset, OldGymAPI, r"ASYNC013\].*reset returned ndarray"),
     ],

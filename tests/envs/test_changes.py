@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import pickle
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward, TimeLimit, vector
 
+import asyncrl
 from asyncrl.config import TrainerConfig
-from asyncrl.envs.source import EnvSource
+from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import ConfigurationError, EnvironmentNotBuilt, UnknownEnvironment
 from asyncrl.options import coerce, mapping_from_texts, texts_of_mapping
 from asyncrl.storage.config_file import dump_config, read_config, read_trainer
@@ -217,9 +223,6 @@ def test_mistakes_name_what_to_mend() -> None:
     with pytest.raises(UnknownEnvironment) as unknown:
         EnvSource.from_user("envs/mine.py").build()
     assert unknown.value.fix == "name a class or a function of the file: envs.mine:NAME"
-    with pytest.raises(EnvironmentNotBuilt) as refused:
-        source.changed({}, ["gymnasium.wrappers:TimeLimit"]).build()
-    assert "def wrap(env): return TimeLimit(env, max_episode_steps=...)" in refused.value.fix
     for name, reason in (
         ("gymnasium.wrappers:Flat", "has no attribute 'Flat'"),
         ("no_such_module_at_all:X", "No module named"),
@@ -231,6 +234,135 @@ def test_mistakes_name_what_to_mend() -> None:
             source.changed({}, [name]).build()
     with pytest.raises(TypeError, match="wrappers must be 'module:Name' or callable, got 3"):
         source.changed({}, [3])  # type: ignore[list-item]
+
+
+def broken_inside(env: Any) -> Any:
+    return gymnasium.wrappers.TimeLimit(env)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", CartPoleEnv])
+@pytest.mark.parametrize(
+    "wrapper", ["gymnasium.wrappers:TimeLimit", gymnasium.wrappers.TimeLimit, functools.partial(TimeLimit)]
+)
+def test_a_wrapper_that_wants_more_is_told_what_to_write(env: Any, wrapper: Any) -> None:
+    with pytest.raises(EnvironmentNotBuilt, match=r"The wrapper .* with an environment alone") as refused:
+        EnvSource.from_user(env).changed({}, [wrapper]).build()
+    assert "missing 1 required positional argument: 'max_episode_steps'" in refused.value.what
+    given = "(env, max_episode_steps=...)"
+    assert f"def wrap(env): return TimeLimit{given}" in refused.value.fix.replace("partial", "TimeLimit")
+    assert "wrappers=[lambda env:" in refused.value.fix and "--env-kwargs" not in refused.value.fix
+
+
+def test_an_error_inside_of_a_wrapper_keeps_its_words() -> None:
+    with pytest.raises(
+        EnvironmentNotBuilt, match="The constructor of CartPole-v1 failed: TypeError"
+    ) as refused:
+        EnvSource.from_user("CartPole-v1").changed({}, [broken_inside]).build()
+    assert "in broken_inside" in str(refused.value.remote_traceback)
+
+
+# --- normalisation by running statistics --------------------------------------------------------------------------
+
+
+class Mine(NormalizeReward[Any, Any]):
+    """A user's class."""
+
+
+def clipped(env: Any) -> Any:
+    return gymnasium.wrappers.ClipReward(env, -10, 10)
+
+
+def frozen(env: Any) -> Any:
+    env.update_running_mean = False
+    return env
+
+
+def of_vector(kind: Any, *around: Any) -> Any:
+    def make() -> Any:
+        env: Any = CartPoleEnv()
+        for wrapper in around:
+            env = wrapper(env)
+        return env
+
+    return kind([make] * 2)
+
+
+OPTION = {
+    "NormalizeObservation": "normalize_observations=True (--ppo.normalize-observations)",
+    "NormalizeReward": "normalize_rewards=True of PPO",
+}
+CASES: dict[str, tuple[Any, list[str]]] = {
+    "in another": (lambda: clipped(NormalizeReward(CartPoleEnv())), ["NormalizeReward"]),
+    "both": (
+        lambda: NormalizeReward(NormalizeObservation(CartPoleEnv())),
+        ["NormalizeReward", "NormalizeObservation"],
+    ),
+    "structured": (
+        lambda: gymnasium.wrappers.FlattenObservation(NormalizeReward(gymnasium.make("FrozenLake-v1"))),
+        ["NormalizeReward"],
+    ),
+    "derived": (lambda: Mine(CartPoleEnv()), ["NormalizeReward"]),
+    "in a vector": (lambda: of_vector(SyncVectorEnv, NormalizeReward), ["NormalizeReward"]),
+    "in a vector of processes": (
+        lambda: of_vector(AsyncVectorEnv, NormalizeObservation),
+        ["NormalizeObservation"],
+    ),
+    "around a vector": (
+        lambda: vector.ClipReward(vector.NormalizeReward(of_vector(SyncVectorEnv)), -1, 1),
+        ["NormalizeReward"],
+    ),
+    "observations of a vector": (
+        lambda: vector.NormalizeObservation(of_vector(SyncVectorEnv)),
+        ["NormalizeObservation"],
+    ),
+}
+
+
+def require_refusal(source: EnvSource, named: list[str]) -> ConfigurationError:
+    """Probe an environment, which must be refused for these wrappers; return the error."""
+    says = rf"ASYNC017\].* has gymnasium's {' and '.join(named)}: running"
+    with pytest.raises(ConfigurationError, match=says) as refused:
+        describe(pickle.loads(pickle.dumps(source)))
+    assert all(OPTION[name] in refused.value.fix for name in named)
+    return refused.value
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_running_statistics_of_one_process_are_refused(case: str) -> None:
+    make, named = CASES[case]
+    error = require_refusal(EnvSource.from_user(make), named)
+    assert error.facts == {"wrapper": "Mine" if case == "derived" else ", ".join(named)}
+
+
+@pytest.mark.parametrize("named", OPTION)
+def test_running_statistics_by_the_option_wrappers_are_refused(named: str) -> None:
+    source = EnvSource.from_user("CartPole-v1")
+    for wrapper in (f"gymnasium.wrappers:{named}", getattr(gymnasium.wrappers, named)):
+        require_refusal(source.changed({}, [wrapper]), [named])
+        require_refusal(source.changed({}, [wrapper, clipped]), [named])
+
+
+def test_wrappers_without_running_statistics_are_taken() -> None:
+    changes: list[Any] = [
+        lambda env: gymnasium.wrappers.TransformReward(env, float),
+        clipped,
+        lambda env: gymnasium.wrappers.RescaleObservation(env, np.float32(-1), np.float32(1)),
+    ]
+    pendulum = EnvSource.from_user("Pendulum-v1").changed({}, changes)
+    assert describe(pickle.loads(pickle.dumps(pendulum))).observation_shape == (3,)
+    for kind in (SyncVectorEnv, AsyncVectorEnv):
+        make = functools.partial(of_vector, kind, NormalizeReward, frozen)
+        assert describe(EnvSource.from_user(make)).vector_envs == 2
+    assert describe(EnvSource.from_user(lambda: frozen(NormalizeObservation(CartPoleEnv())))).leaves == ()
+
+
+def test_an_environment_of_evaluations_is_refused_too() -> None:
+    result = asyncrl.train("CartPole-v1", "ppo", total_steps=300, num_actors=1, eval_episodes=1)
+    changed = EnvSource.from_user("CartPole-v1").changed({}, [NormalizeReward])
+    with pytest.raises(ConfigurationError, match="NormalizeReward"):
+        asyncrl.evaluate(result.policy, changed, episodes=1)
+    with pytest.raises(ConfigurationError, match="NormalizeReward"):
+        asyncrl.train("CartPole-v1", "ppo", total_steps=300, num_actors=1, eval_env=lambda: changed.build())
 
 
 def test_a_trainer_takes_and_keeps_them(tmp_path: Path) -> None:

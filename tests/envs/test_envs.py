@@ -6,6 +6,7 @@ import functools
 import importlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -50,6 +51,7 @@ from asyncrl.errors import (
     OldGymAPI,
     SpacesDoNotFit,
     UnknownEnvironment,
+    environment_calls,
 )
 from asyncrl.interfaces import BoxAction, DiscreteAction, MultiDiscreteAction
 
@@ -493,18 +495,28 @@ def test_asyncrl_006_registered_in_main_only(monkeypatch: pytest.MonkeyPatch) ->
         gymnasium.registry.pop("Mine-v0", None)
 
 
+@pytest.mark.parametrize("env_id", ["Mine-v0", "mine/Mine-v0"])
+def test_asyncrl_006_registered_in_main_only_and_made_by_a_factory(env_id: str) -> None:
+    with pytest.raises(
+        UnknownEnvironment, match=r"ASYNC006\] .*id that is not registered in the actors"
+    ) as e:
+        described(lambda: gymnasium.make(env_id))
+    assert "call gymnasium.register()" in e.value.fix and "Trainer(MyEnv, ...)" in e.value.fix
+    assert "gymnasium says" in e.value.facts and "NotFound" in str(e.value.remote_traceback)
+
+
 @pytest.mark.parametrize(
     ("env", "text"),
     [
         (
-            fakes.DoubleObservation,
-            r"got float64 of shape \(2,\), expected float32 of shape \(2,\).*obs.astype\(np.float32\)",
+            fakes.FloatForByte,
+            r"got float32 of shape \(2,\), expected uint8 of shape \(2,\).*rint\(obs\).astype\(np.uint8\)",
         ),
         (
             fakes.FlatObservation,
             r"got float32 of shape \(6,\), expected float32 of shape \(2, 3\).*obs.reshape\(\(2, 3\)\)",
         ),
-        (fakes.ListObservation, r"got list, expected float32.*np.asarray\(obs, dtype=np.float32\)"),
+        (fakes.RaggedObservation, r"got list, expected float32.*return an observation of observation_space"),
         (NoObservation, r"got NoneType, expected float32.*return an observation of observation_space"),
     ],
 )
@@ -582,6 +594,33 @@ def test_an_environment_that_exits_is_named() -> None:
     for call in ("reset", "step"):
         with pytest.raises(EnvironmentRaised, match=rf"ASYNC002\].*raised SystemExit in {call}.*: 2"):
             described(functools.partial(Exits, call))
+
+
+@pytest.fixture
+def ignored_interrupts() -> Iterator[None]:
+    """SIGINT as it is in the processes of actors."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ignored_interrupts")
+def test_an_environment_that_interrupts_is_named() -> None:
+    with pytest.raises(EnvironmentRaised, match=r"ASYNC002\].*raised KeyboardInterrupt in step"):
+        described(fakes.Interrupts)
+
+    def interrupted() -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(EnvironmentNotBuilt, match=r"ASYNC004\].*failed: KeyboardInterrupt"):
+        described(interrupted)
+
+
+def test_an_interrupt_of_the_user_is_not_the_environments() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        described(fakes.Interrupts)
+    with pytest.raises(KeyboardInterrupt), environment_calls("It", "", "mend it", dict):
+        raise KeyboardInterrupt
 
 
 def test_asyncrl_002_in_the_probe() -> None:

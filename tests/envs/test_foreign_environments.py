@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -178,11 +179,88 @@ def test_narrower_numbers_are_converted(got: str, space: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("got", "space"), [("float64", "float32"), ("int64", "float32"), ("int16", "uint8"), ("float32", "int64")]
+    ("obs", "space", "stored"),
+    [
+        (np.array([0.5, 0.1]), "float32", [0.5, np.float32(0.1)]),
+        (np.array([0.5, 1e-50]), "float32", [0.5, 0.0]),
+        (np.array([0.5, np.inf]), "float32", [0.5, np.inf]),  # an actor refuses it, as any that is not finite
+        (np.array([0.5, 3.0], np.longdouble), "float32", [0.5, 3.0]),
+        (np.array([2**24 + 1, -3]), "float32", [2**24, -3.0]),
+        (np.array([70, 3]), "float16", [70.0, 3.0]),
+        (np.array([True, False]), "float32", [1.0, 0.0]),
+        ([0.5, 0.25], "float32", [0.5, 0.25]),
+        ((1, np.float64(2.5)), "float32", [1.0, 2.5]),
+        ([0, 255], "uint8", [0, 255]),
+        (np.array([-5, 7], np.int64), "int8", [-5, 7]),
+        (np.array([5, 7], np.uint64), "int64", [5, 7]),
+        (np.array([0, 1], np.int64), "bool", [False, True]),
+    ],
 )
-def test_numbers_that_would_be_changed_are_refused(got: str, space: str) -> None:
-    with pytest.raises(ObservationOffSpace, match=rf"ASYNC012\].*got {got} .*expected {space}"):
-        checks.check_observation("mine", "step", np.zeros(3, got), (3,), np.dtype(space))
+def test_numbers_of_another_dtype_are_converted(obs: Any, space: str, stored: list[Any]) -> None:
+    with np.errstate(all="raise"):  # as an environment may have it
+        taken = checks.check_observation("mine", "step", obs, (2,), np.dtype(space))
+    assert taken.dtype == space and taken.tolist() == stored
+
+
+@pytest.mark.parametrize(
+    ("obs", "space", "got"),
+    [
+        (np.zeros(2, np.float32), "int64", "float32 of shape (2,)"),
+        (np.zeros(2), "uint8", "float64 of shape (2,)"),
+        ([0.0, 1.0], "bool", "float64 of shape (2,)"),
+        (np.array([7, 256], np.int16), "uint8", "int16 of shape (2,) with the value 256"),
+        (np.array([7, -1]), "uint64", "int64 of shape (2,) with the value -1"),
+        (np.array([7, 2**63], np.uint64), "int64", "uint64 of shape (2,) with the value 9223372036854775808"),
+        (np.array([2, 1]), "bool", "int64 of shape (2,) with the value 2"),
+        (np.array([1.0, 1e300]), "float32", "float64 of shape (2,) with the value 1e+300"),
+        (np.array([1, 10**6]), "float16", "int64 of shape (2,) with the value 1000000"),
+        (np.zeros(2, np.complex64), "float32", "complex64 of shape (2,)"),
+        ([0.0, None], "float32", "object of shape (2,)"),
+        (["0.5", "1"], "float32", "of shape (2,)"),
+        ([0.5, 0.5, 0.5], "float32", "float64 of shape (3,)"),
+        (np.zeros((2, 1)), "float32", "float64 of shape (2, 1)"),
+        (0.5, "float32", "float64 of shape ()"),
+        ("ab", "float32", "str"),
+        ({"a": 1.0}, "float32", "dict"),
+    ],
+)
+def test_numbers_that_the_space_does_not_hold_are_refused(obs: Any, space: str, got: str) -> None:
+    says = rf"ASYNC012\].*{re.escape(got)}, expected {space} of shape \(2,\)"
+    with np.errstate(all="raise"), pytest.raises(ObservationOffSpace, match=says):
+        checks.check_observation("mine", "step", obs, (2,), np.dtype(space))
+
+
+class HomeMade(gymnasium.Env[Any, Any]):
+    """A space of float32, and doubles, whole numbers and a list in turn; episodes of 4 steps."""
+
+    observation_space = spaces.Box(0, 1, (2,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(2, int), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        value = self.steps / 10
+        obs = np.array([value, value]) if self.steps % 2 else [value, 0.5]
+        return obs, 1.0, self.steps == 4, False, {}
+
+
+def test_an_environment_that_computes_in_doubles_is_trained_evaluated_and_checked() -> None:
+    streams = PlainStreams([HomeMade()], described(HomeMade))
+    obs, rewards = np.empty((1, 2), np.float32), np.zeros(1)
+    streams.reset([0], obs)
+    seen = [obs[0].tolist()]
+    for _ in range(2):
+        streams.step(np.zeros(1, np.int64), obs, rewards)
+        seen.append(obs[0].tolist())
+    assert seen == [[0, 0], [np.float32(0.1)] * 2, [np.float32(0.2), 0.5]]
+    result = asyncrl.train(HomeMade, "ppo", total_steps=500, num_actors=1, eval_episodes=2)
+    assert result.summary["eval"]["return_mean"] == 4.0
+    problems = try_out(EnvSource.from_user(HomeMade), 0.02).problems
+    assert not [text for text in problems if "observation" in text]
 
 
 def test_arrays_of_the_right_dtype_are_not_copied() -> None:

@@ -173,7 +173,7 @@ def test_arguments_of_wrong_kinds_are_named() -> None:
 
 
 def test_wrappers_may_be_written_as_in_a_file() -> None:
-    wrappers = "gymnasium.wrappers:NormalizeReward,gymnasium.wrappers:ClipReward"
+    wrappers = "gymnasium.wrappers:FlattenObservation,gymnasium.wrappers:ClipReward"
     own = trainer(wrappers=wrappers)
     assert own.config.wrappers == tuple(wrappers.split(","))
 
