@@ -97,7 +97,8 @@ class Trainer(ShownByCard, metaclass=Answering):
     Args:
         env: Gymnasium id, registered spec, PettingZoo module (`"mpe2:simple_spread_v3"`), or zero-argument factory of
             an environment of Gymnasium or PettingZoo (sent to the actors by cloudpickle).
-        algorithm: a record such as `DQN(...)`, or an algorithm's name for its preset for the environment.
+        algorithm: a record such as `DQN(...)`, or an algorithm's name for its preset for the environment; without one
+            it is PPO.
         server: a fork server that is already starting, or None to start one with the run.
         options: fields of `TrainerConfig`, see `help(TrainerConfig)`; `wrappers` may also have classes and functions.
             Relative paths are those of the working directory at this moment.
@@ -115,7 +116,7 @@ class Trainer(ShownByCard, metaclass=Answering):
     def __init__(
         self,
         env: Any,
-        algorithm: Algorithm | str = "dqn",
+        algorithm: Algorithm | str = "ppo",
         *,
         server: ForkServer | None = None,
         **options: Unpack[RunOptions],
@@ -804,14 +805,14 @@ class _Workers(ThreadPoolExecutor):
 
 def train(
     env: Any,
-    algorithm: Algorithm | str = "dqn",
+    algorithm: Algorithm | str = "ppo",
     *,
     progress: Literal["auto"] | bool = "auto",
     **options: Unpack[RunOptions],
 ) -> TrainResult:
     """Train in one line: `asyncrl.train("CartPole-v1", "dqn", total_steps=50_000)`.
 
-    Options are those of `Trainer`, and `progress` is that of `Trainer.learn`.
+    Algorithm and options are those of `Trainer`, and `progress` is that of `Trainer.learn`.
     """
     with Trainer(env, algorithm, **options) as trainer:
         return trainer.learn(progress=progress)
