@@ -245,7 +245,7 @@ class Trainer(ShownByCard, metaclass=Answering):
 
     def learn(
         self,
-        total_steps: int | None = None,
+        total_steps: int | str | None = None,
         *,
         max_seconds: float | None = None,
         target_return: float | None = None,
@@ -262,7 +262,8 @@ class Trainer(ShownByCard, metaclass=Answering):
         `self.result`.
 
         Args:
-            total_steps: stop after this many environment steps over all actors, rounded up to whole batches.
+            total_steps: stop after this many environment steps over all actors, rounded up to whole batches; of a
+                resumed run those of the whole run, and `"+100k"` adds that many.
             max_seconds: stop after this many seconds of training.
             target_return: stop when the mean return of a confirmed evaluation reaches this.
             on_snapshot: called with every snapshot, on the run's thread; an exception in it does not end the run.
@@ -333,7 +334,7 @@ class Trainer(ShownByCard, metaclass=Answering):
 
     async def run(
         self,
-        total_steps: int | None = None,
+        total_steps: int | str | None = None,
         *,
         max_seconds: float | None = None,
         target_return: float | None = None,
@@ -361,7 +362,7 @@ class Trainer(ShownByCard, metaclass=Answering):
 
     def start(
         self,
-        total_steps: int | None = None,
+        total_steps: int | str | None = None,
         *,
         max_seconds: float | None = None,
         target_return: float | None = None,
@@ -395,12 +396,16 @@ class Trainer(ShownByCard, metaclass=Answering):
 
     def _start(
         self,
-        total_steps: int | None = None,
+        total_steps: int | str | None = None,
         max_seconds: float | None = None,
         target_return: float | None = None,
         callbacks: Sequence[Any] = (),
         on_snapshot: Callable[[Snapshot], None] | None = None,
     ) -> None:
+        if isinstance(total_steps, str) and self.job.resumed is not None:
+            from asyncrl.storage.resume import total_of  # imports torch, as has what made `resumed`
+
+            total_steps = total_of(total_steps, self.job.resumed.total_steps)
         given = {"total_steps": total_steps, "max_seconds": max_seconds, "target_return": target_return}
         rules: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if self._made_in is not None and self._made_in != working_directory():
@@ -412,7 +417,7 @@ class Trainer(ShownByCard, metaclass=Answering):
             if self._thread is not None:
                 raise RuntimeError(
                     "this trainer has run already; make a new Trainer, or go on with a run that has a directory: "
-                    "Trainer.resume(run_dir, total_steps='+100k').learn()"
+                    "Trainer.resume(run_dir, '+100k').learn()"
                 )
             running.refuse_at_exit()
             self.job, self._callbacks = job, called
