@@ -224,7 +224,7 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         for name in ("run_dir", "init_from", "dataset", "demonstrations"):
             if (path := getattr(self, name)) is not None:
-                object.__setattr__(self, name, os.path.expanduser(os.fspath(path)))
+                object.__setattr__(self, name, _path(name, path))
         check_options(self)
         for name, unused in (("learning_rate", 1.0), ("momentum", 0.0), ("moments", False)):
             if self.fusion != "average" and (value := getattr(self, f"fusion_{name}")) != unused:
@@ -302,6 +302,19 @@ def with_final_episodes(given: Mapping[str, Any], below: Mapping[str, Any]) -> d
     if "eval_episodes" not in given or own:
         return dict(given)
     return {"target_eval_episodes": None, **given}
+
+
+def _path(name: str, path: str | os.PathLike[str]) -> str:
+    """Text of a path, with the home directory in place of `~`. Raises ValueError for what is none, such as a policy."""
+    try:
+        return os.path.expanduser(os.fspath(path))
+    except TypeError:
+        policy = path if hasattr(path, "save") else getattr(path, "policy", None)  # of a result
+        fix = ""
+        if name == "init_from" and hasattr(policy, "save"):
+            kept = "" if getattr(policy, "critics", None) is None else ", critics=True"
+            fix = f"; write {name}=policy.save('begin.policy'{kept}), which returns its path"
+        raise ValueError(f"{name} must be a path, got {path!r:.100}{fix}") from None
 
 
 def _check_pattern(name: str, pattern: Any) -> None:

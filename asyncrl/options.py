@@ -312,7 +312,8 @@ def coerce(name: str, kind: Any, value: object) -> Any:
     except _TooLarge:
         raise ValueError(f"{name} must be below 2**63 in magnitude, got {value!r}") from None
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{name} must be {describe(kind)}, got {value!r}") from None
+        written = "; write 64,64" if kind == tuple[int, ...] and isinstance(value, str) else ""
+        raise ValueError(f"{name} must be {describe(kind)}, got {value!r}{written}") from None
 
 
 def _convert(kind: Any, value: Any) -> Any:

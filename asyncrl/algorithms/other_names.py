@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.options import near_miss
+from asyncrl.config import TrainerConfig
+from asyncrl.options import near_miss, option_help
 
 CLOSEST = {
     "a3c": ("a2c", "the actors are asynchronous there too; or impala"),
@@ -155,6 +156,9 @@ def answer(name: str, known: Collection[str]) -> tuple[str | None, str] | None:
 def unknown_option(name: str, known: Collection[str], owner: str) -> str:
     """Error text for an unknown keyword argument: `DQN has no option 'lr'; asyncrl calls it ...`."""
     text = f"{owner} has no option {name!r}"
+    if name in option_help(TrainerConfig).keys() - {*known, "algo"} and owner != "Trainer":
+        given = f"{owner}()" if name == "env" else f"{owner}(), {name}=..."
+        return f"{text}; it is an option of Trainer: write Trainer(env, {given})"
     other = other_names().get(name)
     if other is not None:
         ours, note = answer(name, known) or (None, "")

@@ -66,6 +66,8 @@ _ITEMS = {
     "policies": "NAME:PATTERN",
     "policy_options": "NAME.OPTION:VALUE",
 }
+LIST = "N,N"
+"""Placeholder of a list in help."""
 _PLACEHOLDERS = {"a whole number": "N", "a number": "X", "a text": "TEXT"}
 _HELP_COLUMN, _WIDEST, _LONGEST_LINE = 30, 110, 118
 
@@ -109,8 +111,21 @@ class Parser(argparse.ArgumentParser):
         if rest and rest[0].startswith("-"):
             self.error(f"unknown option {rest[0]}; options have long names, of two dashes")
         if rest:
-            self.error(f"unexpected argument {rest[0]!r}")
+            self.error(f"unexpected argument {rest[0]!r}{self._list_with_commas(arguments, rest[0])}")
         return parsed
+
+    def _list_with_commas(self, arguments: Sequence[str], rest: str) -> str:
+        """Hint for a further value behind the flag of a list, `--dqn.hidden-sizes 64 64`; "" where there is none."""
+        before = list(arguments[: arguments.index(rest)] if rest in arguments else ())
+        while before and not before[-1].startswith("--"):
+            before.pop()
+        flag, given, first = (before or [""])[-1].partition("=")
+        action = self._option_string_actions.get(flag)
+        if action is None or action.metavar != LIST:
+            return ""
+        values = list(arguments[len(before) :])
+        end = next((i for i, word in enumerate(values) if word.startswith("-")), len(values))
+        return f"; write {flag} {','.join(([first] if given else []) + values[:end])}"
 
     def _without_switch_values(self, arguments: Sequence[str]) -> list[str]:
         """Write `--flag=yes`, `--flag yes` and the like of a switch as `--flag` or `--no-flag`."""
@@ -271,7 +286,7 @@ def metavar(option: Option) -> str:
     if option.name in _ITEMS:
         return _ITEMS[option.name]
     if describe(option.type).startswith("a list"):
-        return "N,N"
+        return LIST
     written = (
         _PLACEHOLDERS.get(kind) or kind.removeprefix("one of ").replace(", ", "|")
         for kind in describe(option.type).split(" or ")

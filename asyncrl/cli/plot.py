@@ -214,6 +214,7 @@ def _write_page(file: Path, groups: Sequence[RunGroup]) -> None:
     root = Path(os.path.commonpath([path.parent.absolute() for path in paths]))
     names = {run: run.path.absolute().relative_to(root).as_posix() for group in groups for run in group.runs}
     with error_of_file("the page", file):
+        file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, [static_page(str(root), groups, names)])
     print(file)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.cli.interrupts import EXIT_CODE, Interrupts
-from asyncrl.cli.output import without_waiting
+from asyncrl.cli.output import print_error, without_waiting
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import ResourceError, error_text
 from asyncrl.learning.clock import PROGRAM_START
@@ -22,6 +22,7 @@ from asyncrl.run.summary import COMPLETE
 from asyncrl.show.console import LEADS, RunConsole, discard
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.show.numbers import of_return, with_deviation
+from asyncrl.storage.atomic_file import DISK_FAILS
 from asyncrl.trainer.trainer import Trainer
 
 NEXT = {"eval": "", "enjoy": "", "resume": " --steps +100k", "plot": ""}
@@ -39,7 +40,7 @@ def train(config: TrainerConfig, algorithm: Algorithm, server: ForkServer, inter
 def learn(trainer: Trainer, interrupts: Interrupts) -> int:
     """Run a trainer with the terminal view, then close it; otherwise like `train`.
 
-    The exit code is 4 if the run's last checkpoint could not be written.
+    The exit code is 4 if the run's last checkpoint could not be written, or what it prints, as on a full disk.
     """
     with trainer:
         interrupts.run = trainer
@@ -60,25 +61,31 @@ def learn(trainer: Trainer, interrupts: Interrupts) -> int:
             raise
         finally:
             console.close()
-        _print_result(result, _best(trainer))
+        failed = _print_result(result, _best(trainer)) or console.error
+    code = EXIT_CODE if interrupts.count else 0
+    if isinstance(failed, OSError) and failed.errno in DISK_FAILS:
+        print_error(f"the output cannot be written: {failed.strerror}")
+        code = code or ResourceError.exit_code
     if result.run_dir is not None and result.unsaved:
         return ResourceError.exit_code
-    return EXIT_CODE if interrupts.count else 0
+    return code
 
 
-def _print_result(result: TrainResult, best: EvaluationResult | None) -> None:
-    """Print the closing lines on rank 0, and keep a policy that is in no checkpoint.
+def _print_result(result: TrainResult, best: EvaluationResult | None) -> OSError | None:
+    """Print the closing lines on rank 0, and keep a policy that is in no checkpoint; returns the error of the print.
 
     A closed terminal or pipe does not change the exit code, and one that nobody reads does not delay it.
     """
     if not LEADS:
-        return
+        return None
     kept = keep_elsewhere(result)  # before anything is printed, which may fail
     text = "\n".join(filter(None, [describe_result(result, best), kept]))
     try:
         without_waiting("stdout", lambda: print(text, flush=True))
-    except OSError:
+    except OSError as error:
         discard(sys.stdout)
+        return error
+    return None
 
 
 def _best(trainer: Trainer) -> EvaluationResult | None:

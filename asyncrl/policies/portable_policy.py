@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import math
 from collections.abc import Callable
 from functools import cached_property
@@ -338,8 +339,7 @@ class PortablePolicy(TrainedPolicy):
             ConfigurationError: the critics are wanted, and this policy has none.
             OSError: the file cannot be written.
         """
-        path, contents = Path(path).expanduser(), self.file(critics=critics)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        contents, path = self.file(critics=critics), _in_its_folder(path)
         write_policy(path, contents)
         return path
 
@@ -374,8 +374,7 @@ class PortablePolicy(TrainedPolicy):
         """
         from asyncrl.policies.onnx_export import export_onnx
 
-        path = Path(path).expanduser()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = _in_its_folder(path)
         export_onnx(self, path, self.describe(), {"env": self.meta.env, "algo": self.meta.algo})
         return path
 
@@ -435,6 +434,15 @@ class PortablePolicy(TrainedPolicy):
 
     def __repr__(self) -> str:
         return f"<policy: {self.describe()}>"
+
+
+def _in_its_folder(path: str | Path) -> Path:
+    """Path of a file to write, whose folder is made. Raises OSError, also where the path is a directory."""
+    file = Path(path).expanduser()
+    if file.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a policy is one file; name one in this directory", str(file))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file
 
 
 def final_rate(algorithm: Algorithm) -> dict[str, float]:

@@ -99,6 +99,7 @@ class StreamView(Generic[T]):
     Attributes:
         live: whether a screen is redrawn.
         broken: whether the stream can no longer be written.
+        error: the error of the write that has failed, None without one.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class StreamView(Generic[T]):
         self.interval_seconds = LINE_SECONDS if self._screen is None else SCREEN_SECONDS
         self.live = self._screen is not None
         self.broken = self._stream is None
+        self.error: OSError | ValueError | None = None
 
     def start(self) -> None:
         """Start the drawing thread; `show` calls it."""
@@ -168,9 +170,9 @@ class StreamView(Generic[T]):
                 if self.live:  # an unfinished line that was printed; rich would drop it
                     sys.stdout.flush()
                     sys.stderr.flush()
-        except (OSError, ValueError):
-            # The reader went away (BrokenPipeError), or the stream was closed (ValueError).
-            self.broken = True
+        except (OSError, ValueError) as error:
+            # The reader went away (BrokenPipeError), the disk is full, or the stream was closed (ValueError).
+            self.broken, self.error = True, error
             if sys.__stdout__ is not None and self._stream is sys.__stdout__:
                 discard(sys.__stdout__)
 

@@ -27,7 +27,7 @@ LABEL_CHARACTERS, LINE_INCHES = 56, 0.2
 def write_picture(
     path: Path, curves: Sequence[Curve], name: str, x_label: str, settings: Sequence[SettingResult] = ()
 ) -> None:
-    """Write the curves with their bands to a PNG, SVG or PDF file, chosen by the file's suffix.
+    """Write the curves with their bands to a PNG, SVG or PDF file, chosen by its suffix; folders are made.
 
     Every environment has axes of its own; one name has one colour and one kind of line everywhere.
 
@@ -119,6 +119,7 @@ def _save(figure: Any, path: Path) -> None:
             fix="give a file that ends in .png, .svg or .pdf",
         ) from error
     with error_of_file("the picture", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, [drawn.getvalue()])
 
 

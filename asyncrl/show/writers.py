@@ -27,7 +27,9 @@ from typing import Any
 import msgspec
 
 from asyncrl.errors import FilesNotWritten
+from asyncrl.show.kept_run import STEPS, is_logged
 from asyncrl.show.metrics import METRIC_NAMES, EvaluationResult, Snapshot, flat
+from asyncrl.storage.atomic_file import write_atomically
 from asyncrl.storage.disk_space import reason_of
 
 
@@ -92,17 +94,34 @@ class JsonlWriter(AppendedFile):
 class CsvWriter(AppendedFile):
     """One row per entry, with the columns `METRIC_NAMES`, or those of the existing file, which another version wrote.
 
-    An unknown value, or one that is not part of the entry, is an empty cell. Metrics without a column are only in
-    `metrics.jsonl`.
+    Another number of the run, such as the algorithm's `train/*`, which no table has, gets a column behind them when it
+    first has a value. The file is then replaced by one in which earlier rows have an empty cell there. Numbers that the
+    user logs are only in the other files. An unknown value, or one that is not part of the entry, is an empty cell. An
+    evaluation has its environment steps also in `time/total_timesteps`, the axis of a report.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._columns = _csv_columns(Path(path)) or METRIC_NAMES
+        self._columns = tuple(_csv_columns(Path(path)) or METRIC_NAMES)
         super().__init__(path, _csv_row(self._columns))
 
     def write(self, values: Mapping[str, float], env_steps: int) -> None:
         """Append one row."""
-        self.append(_csv_row([values.get(column, "") for column in self._columns]))
+        new = [name for name in values if name not in self._columns and not is_logged(name)]
+        if new:
+            self._widen((*self._columns, *new))
+        cells = {STEPS: env_steps, **values}
+        self.append(_csv_row([cells.get(column, "") for column in self._columns]))
+
+    def _widen(self, columns: tuple[str, ...]) -> None:
+        """Give the file these columns, of which the first ones are its own. Raises OSError; nothing is changed then."""
+        begin = _csv_row(columns)
+        if self._path.exists():
+            empty = b"," * (len(columns) - len(self._columns)) + b"\n"
+            with self._path.open("rb") as file:
+                next(file, b"")  # the header
+                rows = (row.rstrip(b"\n") + empty for row in file)
+                write_atomically(self._path, itertools.chain((begin,), rows), mode=0o644, durable=False)
+        self._columns, self._begin = columns, begin
 
 
 def _csv_columns(path: Path) -> Sequence[str]:

@@ -195,9 +195,14 @@ def unknown_key(file: Path, key: str, known: Iterable[str]) -> ConfigurationErro
 
 
 def _near_path(key: str, known: list[str]) -> str | None:
-    leaf = key.rsplit(".", 1)[-1]
-    elsewhere = [path for path in known if path.rsplit(".", 1)[-1] == leaf]
-    return elsewhere[0] if elsewhere else near_miss(key, known)
+    table, _, leaf = key.rpartition(".")
+    elsewhere = [path for path in known if path.rpartition(".")[2] == leaf]
+    if elsewhere:
+        return elsewhere[0]
+    # Without the tables: `trainer.bogus` is like `trainer.groups` only in its table.
+    of_this_table_last = sorted(known, key=lambda path: path.rpartition(".")[0] == table)
+    leaves = {path.rpartition(".")[2]: path for path in of_this_table_last}
+    return leaves.get(near_miss(leaf, leaves) or "")
 
 
 def _wrong_value(file: Path, key: str, rule: str) -> ConfigurationError:

@@ -36,6 +36,7 @@ from asyncrl.storage.run_files import functions_of_run, network_of_run
 
 LIMITS = ("total_steps", "max_seconds", "target_training_return")
 """Options that end a run before its final evaluation."""
+MORE_STEPS = "more steps: Trainer.resume(run, '+100k'), on the command line --steps +100k"
 LACKS_EVALUATION = "it was stopped at its end: the final evaluation follows"
 
 
@@ -204,7 +205,7 @@ def refuse_if_used_up(
     """
     used_up = False
     rules = (
-        ("total_steps", config.total_steps, env_steps, "total_steps='+100k', on the command line --steps +100k"),
+        ("total_steps", config.total_steps, env_steps, MORE_STEPS),
         ("max_seconds", config.max_seconds, train_seconds, "a larger max_seconds: it counts from the beginning"),
     )  # fmt: skip
     for name, limit, done, fix in rules:
@@ -273,7 +274,7 @@ def _without_reached_targets(
                 raise ConfigurationError(
                     f"the run has reached its {name}, {target}",
                     facts={"run": config.run_dir},
-                    fix=f"give total_steps='+100k', on the command line --steps +100k, or a higher {name}",
+                    fix=f"give {MORE_STEPS}, or a higher {name}",
                 )
             note = f"{name} {target} was reached and no longer ends the run"
             dropped: dict[str, Any] = {name: None}

@@ -104,7 +104,7 @@ def _shown(found: Estimate) -> str:
 
 def train_seeds(
     env: Any,
-    algorithm: Algorithm | str = "dqn",
+    algorithm: Algorithm | str = "ppo",
     *,
     seeds: int | Sequence[int] = 5,
     at_once: int | None = None,

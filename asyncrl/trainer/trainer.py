@@ -97,7 +97,8 @@ class Trainer(ShownByCard, metaclass=Answering):
     Args:
         env: Gymnasium id, registered spec, PettingZoo module (`"mpe2:simple_spread_v3"`), or zero-argument factory of
             an environment of Gymnasium or PettingZoo (sent to the actors by cloudpickle).
-        algorithm: a record such as `DQN(...)`, or an algorithm's name for its preset for the environment.
+        algorithm: a record such as `DQN(...)`, or an algorithm's name for its preset for the environment; without one
+            it is PPO.
         server: a fork server that is already starting, or None to start one with the run.
         options: fields of `TrainerConfig`, see `help(TrainerConfig)`; `wrappers` may also have classes and functions.
             Relative paths are those of the working directory at this moment.
@@ -115,7 +116,7 @@ class Trainer(ShownByCard, metaclass=Answering):
     def __init__(
         self,
         env: Any,
-        algorithm: Algorithm | str = "dqn",
+        algorithm: Algorithm | str = "ppo",
         *,
         server: ForkServer | None = None,
         **options: Unpack[RunOptions],
@@ -244,7 +245,7 @@ class Trainer(ShownByCard, metaclass=Answering):
 
     def learn(
         self,
-        total_steps: int | None = None,
+        total_steps: int | str | None = None,
         *,
         max_seconds: float | None = None,
         target_return: float | None = None,
@@ -261,7 +262,8 @@ class Trainer(ShownByCard, metaclass=Answering):
         `self.result`.
 
         Args:
-            total_steps: stop after this many environment steps over all actors, rounded up to whole batches.
+            total_steps: stop after this many environment steps over all actors, rounded up to whole batches; of a
+                resumed run those of the whole run, and `"+100k"` adds that many.
             max_seconds: stop after this many seconds of training.
             target_return: stop when the mean return of a confirmed evaluation reaches this.
             on_snapshot: called with every snapshot, on the run's thread; an exception in it does not end the run.
@@ -332,7 +334,7 @@ class Trainer(ShownByCard, metaclass=Answering):
 
     async def run(
         self,
-        total_steps: int | None = None,
+        total_steps: int | str | None = None,
         *,
         max_seconds: float | None = None,
         target_return: float | None = None,
@@ -360,7 +362,7 @@ class Trainer(ShownByCard, metaclass=Answering):
 
     def start(
         self,
-        total_steps: int | None = None,
+        total_steps: int | str | None = None,
         *,
         max_seconds: float | None = None,
         target_return: float | None = None,
@@ -394,12 +396,16 @@ class Trainer(ShownByCard, metaclass=Answering):
 
     def _start(
         self,
-        total_steps: int | None = None,
+        total_steps: int | str | None = None,
         max_seconds: float | None = None,
         target_return: float | None = None,
         callbacks: Sequence[Any] = (),
         on_snapshot: Callable[[Snapshot], None] | None = None,
     ) -> None:
+        if isinstance(total_steps, str) and self.job.resumed is not None:
+            from asyncrl.storage.resume import total_of  # imports torch, as has what made `resumed`
+
+            total_steps = total_of(total_steps, self.job.resumed.total_steps)
         given = {"total_steps": total_steps, "max_seconds": max_seconds, "target_return": target_return}
         rules: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if self._made_in is not None and self._made_in != working_directory():
@@ -411,7 +417,7 @@ class Trainer(ShownByCard, metaclass=Answering):
             if self._thread is not None:
                 raise RuntimeError(
                     "this trainer has run already; make a new Trainer, or go on with a run that has a directory: "
-                    "Trainer.resume(run_dir, total_steps='+100k').learn()"
+                    "Trainer.resume(run_dir, '+100k').learn()"
                 )
             running.refuse_at_exit()
             self.job, self._callbacks = job, called
@@ -804,14 +810,14 @@ class _Workers(ThreadPoolExecutor):
 
 def train(
     env: Any,
-    algorithm: Algorithm | str = "dqn",
+    algorithm: Algorithm | str = "ppo",
     *,
     progress: Literal["auto"] | bool = "auto",
     **options: Unpack[RunOptions],
 ) -> TrainResult:
     """Train in one line: `asyncrl.train("CartPole-v1", "dqn", total_steps=50_000)`.
 
-    Options are those of `Trainer`, and `progress` is that of `Trainer.learn`.
+    Algorithm and options are those of `Trainer`, and `progress` is that of `Trainer.learn`.
     """
     with Trainer(env, algorithm, **options) as trainer:
         return trainer.learn(progress=progress)

@@ -24,7 +24,7 @@ from asyncrl.tuning.trial_options import config_of_trials
 
 def tune(  # type: ignore[misc]  # `run_dir` and `max_seconds` are those of the search
     env: Any,
-    algorithm: Algorithm | str = "dqn",
+    algorithm: Algorithm | str = "ppo",
     *,
     trials: int,
     run_dir: str | os.PathLike[str],

@@ -309,6 +309,15 @@ def test_the_program_runs_as_a_module() -> None:
         ([*TRAIN, "--dqn.leraning-rate=1"], "did you mean --dqn.learning-rate?"),
         ([*TRAIN, "--qqqqqqqq"], "unknown option --qqqqqqqq\n"),
         ([*TRAIN, "extra"], "unexpected argument 'extra'"),
+        (
+            [*TRAIN, "--dqn.hidden-sizes", "64", "64", "--seed", "1"],
+            "unexpected argument '64'; write --dqn.hidden-sizes 64,64",
+        ),
+        (
+            [*TRAIN, "--dqn.hidden-sizes=64", "32"],
+            "unexpected argument '32'; write --dqn.hidden-sizes 64,32",
+        ),
+        ([*TRAIN, "--dqn.hidden-sizes", "64x64"], "write 64,64"),
         ([*TRAIN, "--actors", "0"], "argument --actors: num_actors must be at least 1, got 0"),
         ([*TRAIN, "--actors", "two"], "num_actors must be a whole number or none, got 'two'"),
         ([*TRAIN, "--steps", "1.0005k"], "total_steps must be a whole number or none, got '1.0005k'"),

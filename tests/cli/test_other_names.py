@@ -242,6 +242,18 @@ def test_the_environment_is_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
+        (
+            lambda: PPO(seed=1),
+            "PPO has no option 'seed'; it is an option of Trainer: write Trainer(env, PPO(), seed=...)",
+        ),
+        (
+            lambda: SAC(env="Pendulum-v1"),
+            "SAC has no option 'env'; it is an option of Trainer: write Trainer(env, SAC())",
+        ),
+        (
+            lambda: PPO(verbose=1),
+            "PPO has no option 'verbose': the run is shown without being asked; learn(progress=F",
+        ),
         (lambda: PPO("MlpPolicy", "CartPole-v1"), "PPO takes options by name only, got 'MlpPolicy'; "),
         (lambda: SAC(object()), "SAC takes options by name only, got '<object"),
         (

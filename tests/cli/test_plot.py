@@ -144,7 +144,7 @@ def test_a_page_and_a_search_refuse_what_they_would_ignore(
 
 
 def test_as_a_page_in_one_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = folder / "comparison.HTML"
+    out = folder / "new" / "folder" / "comparison.HTML"
     assert main(["plot", str(folder), "--out", str(out)]) == 0
     assert capsys.readouterr().out == f"{out}\n"
     page = out.read_text()
@@ -230,7 +230,7 @@ def test_a_single_point_and_a_flat_line_are_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["curve.png", "curve.svg"])
 def test_as_a_picture(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    out = folder / name
+    out = folder / "new" / name
     assert main(["plot", str(folder / "a"), str(folder / "b"), "--out", str(out), "--x", "seconds"]) == 0
     assert capsys.readouterr().out == f"{out}\n"
     head = out.read_bytes()[:200]

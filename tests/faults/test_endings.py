@@ -826,6 +826,25 @@ def test_a_signal_while_the_command_line_is_imported_gives_no_traceback(
     assert program.returncode == 130
 
 
+def test_next_to_nothing_is_imported_before_the_command_heeds_signals() -> None:
+    """A Ctrl-C before that is a traceback; `typing` took three quarters of the time."""
+    script = f"""
+        import sys
+        sys.path.insert(0, {PACKAGE!r})
+        before = set(sys.modules)
+        import asyncrl.cli.entry
+        print(*sorted(set(sys.modules) - before))
+    """
+    told = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    slow = {"typing", "re", "enum", "functools", "collections", "contextlib"}
+    assert not slow & {*told.stdout.split()}
+
+
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
 def test_a_signal_that_an_import_swallows_ends_the_command_before_it_trains(
     number: str, tmp_path: Path

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -149,6 +151,38 @@ def test_a_full_standard_output_is_said_in_one_line() -> None:
         )
     assert done.returncode == 4
     assert done.stderr == "the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("interval", [10.0, 1e-3], ids=["closing-lines", "progress"])
+def test_a_run_whose_output_is_full_trains_and_does_not_end_as_if_all_were_well(
+    interval: float, tmp_path: Path
+) -> None:
+    """It ended with code 0 and without a word, whether the progress or the closing lines were lost first."""
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full")
+    script = f"""
+        import sys
+        from asyncrl.cli import entry
+        from asyncrl.show import console
+
+        console.LINE_SECONDS = {interval}
+        if {interval} > 1:
+            console.is_worth_showing = lambda snapshot: False
+        sys.exit(entry.main())
+    """
+    command = ["train", "CartPole-v1", "--algo", "dqn", "--steps", "300", "--http", "off", "--actors", "1"]
+    command += ["--target-eval-episodes", "2", "--run-dir", str(tmp_path / "run")]
+    full: IO[str]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script), *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+        )
+    assert (done.returncode, done.stderr) == (4, "the output cannot be written: No space left on device\n")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["state"] == "finished"
 
 
 @pytest.mark.parametrize(("code", "exits"), [(errno.ENOSPC, 4), (errno.EACCES, 1)])

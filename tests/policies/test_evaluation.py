@@ -120,11 +120,44 @@ def test_several_agents_have_returns_by_name() -> None:
     assert max(ended.lengths) <= 7 and len(set(ended.lengths)) > 1
 
 
+def test_a_path_is_loaded(tmp_path: Path) -> None:
+    policy = random_policy(DQN(hidden_sizes=(8,)), "CartPole-v1")
+    file = policy.save(tmp_path / "x.policy")
+    assert asyncrl.evaluate(file, episodes=2) == asyncrl.evaluate(str(file), episodes=2)
+    assert asyncrl.evaluate(file, episodes=2) == asyncrl.evaluate(policy, episodes=2)
+    with pytest.raises(errors.CheckpointError, match=r"none\.policy"):
+        asyncrl.evaluate(tmp_path / "none.policy")
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"n_eval_episodes": 2}, "evaluate() has no argument 'n_eval_episodes'; asyncrl calls it episodes"),
+        ({"episode": 2}, "evaluate() has no argument 'episode'; did you mean episodes?"),
+        ({"zzz": 2}, "evaluate() has no argument 'zzz'; it has policy, env, env_kwargs, episodes, determ"),
+        (
+            {"env": gymnasium.make("CartPole-v1")},
+            "env must be what environments are made of, got one that is made (CartPoleEnv); evaluate makes its own: "
+            "give its id, 'CartPole-v1', its class, or a function that makes it: lambda: CartPoleEnv(...)",
+        ),
+        (
+            {"env": Drawn()},
+            "env must be what environments are made of, got one that is made (Drawn); evaluate makes its own: "
+            "give its id, its class, or a function that makes it: lambda: Drawn(...)",
+        ),
+    ],
+)
+def test_what_users_of_other_libraries_write_first(given: Any, text: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        asyncrl.evaluate(random_policy(DQN(hidden_sizes=(8,)), "CartPole-v1"), **given)
+    assert str(raised.value).startswith(text)
+
+
 def test_what_is_no_policy_and_no_number_is_refused() -> None:
     with pytest.raises(
-        TypeError, match=r"policy must be result\.policy or asyncrl\.load\(RUN\), got 'runs/x'"
+        TypeError, match=r"policy must be result\.policy, asyncrl\.load\(RUN\) or a path, got None"
     ):
-        asyncrl.evaluate("runs/x")  # type: ignore[arg-type]
+        asyncrl.evaluate(None)  # type: ignore[arg-type]
     policy = random_policy(DQN(hidden_sizes=(8,)), Drawn)
     with pytest.raises(ValueError, match="episodes must be at least 1, got 0"):
         asyncrl.evaluate(policy, episodes=0)

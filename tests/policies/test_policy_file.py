@@ -306,6 +306,16 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path / "torch").facts["failed check"] in ("header", "length")
 
 
+def test_a_directory_in_place_of_the_file_is_named(tmp_path: Path) -> None:
+    """The error was of `.name.123.tmp`, a file that nobody has heard of."""
+    for write in (small().save, small().export_onnx):
+        with pytest.raises(
+            IsADirectoryError, match="a policy is one file; name one in this directory"
+        ) as raised:
+            write(tmp_path)
+        assert raised.value.filename == str(tmp_path) and not list(tmp_path.iterdir())
+
+
 def test_saving_replaces_the_old_file_whole(tmp_path: Path) -> None:
     file = tmp_path / "x.policy"
     small().save(file)

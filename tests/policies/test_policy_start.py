@@ -65,6 +65,8 @@ def test_critics_come_with_the_policy_of_a_run_and_not_with_another_algorithms(
     Trainer("Pendulum-v1", algorithm(**options), run_dir=run, **SMALL).learn(total_steps=300)
     kept = load(run)
     assert kept.critics is not None
+    with pytest.raises(ValueError, match=r"write init_from=policy.save\('begin.policy', critics=True\)"):
+        Trainer("Pendulum-v1", algorithm(**options), init_from=kept, **SMALL)  # type: ignore[arg-type]
     kept.save(tmp_path / "with.policy", critics=True)
     kept.save(tmp_path / "without.policy")
     for path, same in (
@@ -251,6 +253,16 @@ def test_a_network_of_the_same_shape_whose_outputs_are_others_is_refused(
         policy_to_begin_with(file, begun, spec)
     assert str(raised.value.facts["policy"]).endswith(f": {theirs}")
     assert str(raised.value.facts["run"]).endswith(f": {ours}")
+
+
+def test_a_policy_in_place_of_its_file_is_answered_with_what_to_write(kept: Path, tmp_path: Path) -> None:
+    policy = load(kept)
+    refused = re.escape(f"init_from must be a path, got {policy!r}"[:100])
+    with pytest.raises(ValueError, match=refused) as raised:
+        Trainer("CartPole-v1", DQN(hidden_sizes=(16,)), init_from=policy, **SMALL)  # type: ignore[arg-type]
+    assert str(raised.value).endswith("; write init_from=policy.save('begin.policy'), which returns its path")
+    file = policy.save(tmp_path / "begin.policy")
+    assert Trainer("CartPole-v1", DQN(), init_from=file, **SMALL).config.init_from == str(file)
 
 
 def test_a_missing_one_is_named(tmp_path: Path) -> None:

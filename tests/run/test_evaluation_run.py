@@ -61,7 +61,8 @@ def test_every_interval_has_one_evaluation_in_every_file(tmp_path: Path) -> None
     with (run / "progress.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["eval/mean_reward"]]
     assert [(int(row["eval/total_timesteps"]), float(row["eval/mean_reward"])) for row in rows] == points
-    assert all(row["time/total_timesteps"] == "" for row in rows)
+    assert all(row["time/total_timesteps"] == row["eval/total_timesteps"] for row in rows)
+    assert "train/q_mean" in rows[0] and {name for line in lines for name in line} <= {*rows[0]}
     assert tensorboard_points(run, "eval/mean_reward") == [(at, pytest.approx(mean)) for at, mean in points]
     assert [(e.env_steps, e.return_mean) for e in snapshots[-1].evaluations] == points
 

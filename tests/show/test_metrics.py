@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import csv
+import errno
 import json
 import math
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -175,25 +177,75 @@ def test_jsonl_round_trip(tmp_path: Path) -> None:
     assert lines_of(path)[1] == {**EXPECTED, "train/loss": None, "rollout/ep_rew_mean": None}
 
 
-def test_csv_round_trip_under_a_header_that_never_changes(tmp_path: Path) -> None:
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_csv_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "progress.csv"
     writer = CsvWriter(path)
     writer.write(flat(make_snapshot(**UNKNOWN)), 1000)
-    writer.write(flat(make_snapshot(train_metrics={"train/late": 1.0}, loss=math.nan)), 1000)
+    writer.write(flat(make_snapshot(loss=math.nan, logged_now={"probe/score": 1.0, "seen": 2.0})), 1000)
     writer.close()
     writer.close()
     # Another writer appends under the same header.
     again = CsvWriter(path)
-    again.write(flat(make_snapshot(train_metrics={"train/late": 1.0})), 1000)
+    again.write(flat(make_snapshot()), 1000)
     again.write(flat(EVALUATION), 900)
     again.close()
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert list(rows[0]) == [*METRIC_NAMES]
+    rows = rows_of(path)
+    assert list(rows[0]) == [*METRIC_NAMES], "numbers of the user are not there"
     assert rows[0]["train/loss"] == rows[0]["eval/mean_reward"] == ""
     assert math.isnan(float(rows[1]["train/loss"]))
     assert {name: float(rows[2][name]) for name in METRIC_NAMES if rows[2][name]} == EXPECTED
-    assert {name: float(rows[3][name]) for name in rows[3] if rows[3][name]} == EXPECTED_EVALUATION
+    evaluated = {name: float(rows[3][name]) for name in rows[3] if rows[3][name]}
+    assert evaluated == {**EXPECTED_EVALUATION, "time/total_timesteps": 900}, "on the axis of the reports"
+
+
+def test_csv_gets_a_column_for_a_number_of_the_algorithm(tmp_path: Path) -> None:
+    path = tmp_path / "progress.csv"
+    writer = CsvWriter(path)
+    writer.write(flat(make_snapshot(**UNKNOWN)), 1000)
+    writer.write(flat(make_snapshot(train_metrics={"train/entropy": 0.5, "train/grad_norm": 2.0})), 1000)
+    own = {"rollout/ep_rew_mean/left": 3.0, "train/entropy": 0.25}
+    writer.write(flat(make_snapshot(train_metrics=own)), 1000)
+    writer.close()
+    again = CsvWriter(path)
+    again.write(flat(make_snapshot(train_metrics={"train/grad_norm": 1.0})), 1000)
+    again.close()
+    rows, added = rows_of(path), ["train/entropy", "train/grad_norm", "rollout/ep_rew_mean/left"]
+    assert list(rows[0]) == [*METRIC_NAMES, *added]
+    assert [[row[name] for name in added] for row in rows] == [
+        ["", "", ""],
+        ["0.5", "2.0", ""],
+        ["0.25", "", "3.0"],
+        ["", "1.0", ""],
+    ]
+    assert [row["time/total_timesteps"] for row in rows] == ["1000"] * 4
+    assert [file.name for file in tmp_path.iterdir()] == ["progress.csv"]
+
+
+def test_csv_keeps_what_it_has_where_a_column_cannot_be_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "progress.csv"
+    writer = CsvWriter(path)
+    writer.write(flat(make_snapshot()), 1000)
+    before = path.read_bytes()
+    entry = flat(make_snapshot(train_metrics={"train/entropy": 0.5}))
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            writer.write(entry, 1000)
+    assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
+    writer.write(entry, 1000)
+    writer.close()
+    assert [row["train/entropy"] for row in rows_of(path)] == ["", "0.5"]
+
+
+def refuse(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_csv_of_another_version_keeps_its_columns(tmp_path: Path) -> None:
@@ -201,11 +253,12 @@ def test_csv_of_another_version_keeps_its_columns(tmp_path: Path) -> None:
     path.write_text("time/fps,gone,time/total_timesteps\n1.0,2.0,3\n")
     writer = CsvWriter(path)
     writer.write({"train/loss": 0.5, "time/total_timesteps": 7, "time/fps": 6.0}, 7)
-    assert path.read_text() == "time/fps,gone,time/total_timesteps\n1.0,2.0,3\n6.0,,7\n"
+    header = "time/fps,gone,time/total_timesteps,train/loss\n"
+    assert path.read_text() == f"{header}1.0,2.0,3,\n6.0,,7,0.5\n"
     path.unlink()
     writer.write({"time/total_timesteps": 8}, 8)
     writer.close()
-    assert path.read_text() == "time/fps,gone,time/total_timesteps\n,,8\n"
+    assert path.read_text() == f"{header},,8,\n"
 
 
 def test_tensorboard_round_trip(tmp_path: Path) -> None:

@@ -209,7 +209,12 @@ def test_values_are_converted(kind: object, given: object, value: object) -> Non
         (Literal["a", "b"], "c", "n must be one of a, b, got 'c'"),
         (Literal["a", "b"], [], "n must be one of a, b, got []"),
         (tuple[int, ...], 64, "n must be a list, each item a whole number, got 64"),
-        (tuple[int, ...], "64,x", "n must be a list, each item a whole number, got '64,x'"),
+        (tuple[int, ...], "64,x", "n must be a list, each item a whole number, got '64,x'; write 64,64"),
+        (
+            tuple[int, ...],
+            "[64,64]",
+            "n must be a list, each item a whole number, got '[64,64]'; write 64,64",
+        ),
     ],
 )
 def test_wrong_types_are_named(kind: object, given: object, text: str) -> None:
@@ -349,6 +354,8 @@ HEAD = '[trainer]\nenv = "CartPole-v1"\nalgo = "toy"\n'
         (HEAD + "learning_rate = 1.0", "trainer.learning_rate", "trainer.learning_rate", "toy.learning_rate"),
         ("[trainr]", "trainr", "trainr", "trainer"),
         ("seed = 1", "seed", "seed", "trainer.seed"),
+        (HEAD + "learning_rat = 1.0", "trainer.learning_rat", "trainer.learning_rat", "toy.learning_rate"),
+        (HEAD + "bogus = 1", "trainer.bogus", "trainer.bogus", None),
         (HEAD + "[zzz]", "zzz", "zzz", None),
     ],
 )

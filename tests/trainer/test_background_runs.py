@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import os
 import signal
 import threading
@@ -163,6 +164,13 @@ def test_an_interrupt_that_another_thread_receives_is_heard() -> None:
 def test_a_class_in_place_of_a_record_is_refused() -> None:
     with pytest.raises(TypeError, match=r"must be a record or a name, got the class PPO; write PPO\(\)"):
         Trainer("CartPole-v1", PPO)  # type: ignore[arg-type]
+
+
+def test_without_an_algorithm_it_is_ppo_everywhere() -> None:
+    """It was DQN, which refuses Pendulum after the start, and the README says PPO first."""
+    assert Trainer("Pendulum-v1", http="off").config.algo == "ppo"
+    for call in (Trainer, asyncrl.train, asyncrl.train_seeds, asyncrl.tune):
+        assert inspect.signature(call).parameters["algorithm"].default == "ppo"
 
 
 def test_arguments_of_wrong_kinds_are_named() -> None:

@@ -151,7 +151,7 @@ def test_an_evaluation_whose_checkpoint_was_written_before_its_end_is_not_counte
 def test_a_run_with_nothing_left_to_do_says_what_to_give(run: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"used up its total_steps: 1,00\d of 1,000") as raised:
         Trainer.resume(run)
-    assert "--steps +100k" in raised.value.fix
+    assert "Trainer.resume(run, '+100k'), on the command line --steps +100k" in raised.value.fix
     with pytest.raises(ConfigurationError, match="used up its max_seconds"):
         Trainer.resume(run, "+1", max_seconds=1e-6)
 
@@ -194,6 +194,18 @@ def test_a_run_that_was_stopped_at_its_training_target_gets_its_final_evaluation
     assert result.stop_reason == "target_training_return" and result.evaluation is not None
 
 
+def test_learn_adds_steps_to_those_of_the_run(run: Path) -> None:
+    """`learn("+300")` of a run of a thousand steps was one of 300 in all, which it had used up."""
+    trainer = Trainer.resume(run, "+500")
+    resumed = trainer.job.resumed
+    assert resumed is not None
+    result = trainer.learn(total_steps="+8", progress=False)
+    assert trainer.config.total_steps == resumed.total_steps + 8
+    assert result.stop_reason == "total_steps" and result.summary["env_steps"] <= resumed.total_steps + 16
+    with pytest.raises(ConfigurationError, match=r"total_steps must be a whole number, or \+N for"):
+        Trainer.resume(run, "+500").learn(total_steps="+many")
+
+
 def test_a_resumed_run_is_not_given_fewer_steps_than_it_has_made(run: Path) -> None:
     with Trainer.resume(run, "+500") as trainer:
         with pytest.raises(ConfigurationError, match=r"used up its total_steps: 1,00\d of 900"):
@@ -209,7 +221,7 @@ def test_a_target_that_was_reached_no_longer_ends_the_run(kept: Path, run: Path)
     assert before["stop_reason"] == "target_return"
     with pytest.raises(ConfigurationError, match="has reached its target_return, 1") as raised:
         Trainer.resume(run)
-    assert "--steps +100k" in raised.value.fix
+    assert "Trainer.resume(run, '+100k'), on the command line --steps +100k" in raised.value.fix
     lines = [line for line in lines_of(run) if "eval/mean_reward" in line]
     trainer = Trainer.resume(run, "+600")
     assert "target_return 1 was reached and no longer ends the run" in trainer.resumed_from
@@ -234,7 +246,7 @@ def test_a_training_target_that_was_reached_no_longer_ends_the_run(tmp_path: Pat
     assert first.stop_reason == "target_training_return"
     with pytest.raises(ConfigurationError, match="has reached its target_training_return, 5") as raised:
         Trainer.resume(tmp_path)
-    assert "--steps +100k" in raised.value.fix
+    assert "Trainer.resume(run, '+100k'), on the command line --steps +100k" in raised.value.fix
     higher = Trainer.resume(tmp_path, target_training_return=1e9)
     assert higher.config.target_training_return == 1e9
     trainer = Trainer.resume(tmp_path, "+400")
