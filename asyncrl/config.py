@@ -178,7 +178,7 @@ class TrainerConfig:
     """Seconds of updates that the learner's thread makes before it returns to the event loop."""
 
     step_timeout_seconds: Positive = 60.0
-    """Time limit of one environment step, in seconds; a longer one counts as hung."""
+    """Time limit of one environment step, or of a reset after the first, in seconds; a longer one counts as hung."""
 
     ready_timeout_seconds: Positive = 60.0
     """Time limit for an actor to build and first reset its environments, in seconds; a slower one counts as hung."""
