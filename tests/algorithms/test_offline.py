@@ -415,10 +415,8 @@ def test_critics_that_are_taken_over_get_the_unit_of_the_runs_rewards(
     assert core.learned_reward_scale == core.reward_scale.factor == (50.0 if network is Softened else factor)
     for values in values_of_critics(core):
         torch.testing.assert_close(values, values_of_critics(donor)[0], rtol=1e-4, atol=1e-6)
-    for state in (
-        early,
-        core.state_dict(),
-    ):  # of a run that was stopped before or after it has seen its dataset
+    # Of a run that was stopped before it has seen its dataset, or after.
+    for state in (early, core.state_dict()):
         resumed = IQL(**SMALL, **options).make_updater(SPEC, "cpu", 2)
         resumed.load_state_dict(state)
         observed(resumed, 4.0)
