@@ -13,8 +13,8 @@ from __future__ import annotations
 import importlib
 
 TYPE_CHECKING = False
-"""True for type checkers, which know the name. Importing `typing` took 11 of the 15 ms before the command heeds Ctrl-C
-(`cli/entry.py`), in which it is a traceback."""
+"""True for type checkers, which know the name. Importing `typing` would take most of the time before the command heeds
+Ctrl-C (`cli/entry.py`), in which it is a traceback."""
 if TYPE_CHECKING:
     from typing import Any
 

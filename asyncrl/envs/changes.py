@@ -119,7 +119,7 @@ def refuse_running_statistics(name: str, env: Any) -> None:
     """
     found: dict[str, str] = {}
     for layer in _layers(env):
-        found |= _of_other_processes(layer) if "parent_pipes" in _held(layer) else _normaliser(layer)
+        found |= _of_other_processes(layer) if "parent_pipes" in held_by(layer) else _normaliser(layer)
     if found:
         close_env(env)
         wrappers = " and ".join(found)
@@ -159,13 +159,13 @@ def _layers(env: Any) -> Iterator[Any]:
             continue
         seen.add(id(layer))
         yield layer
-        held = _held(layer)
+        held = held_by(layer)
         waiting += [held[name] for name in INSIDE if name in held]
         if isinstance(inside := held.get("envs"), list | tuple):
             waiting += inside
 
 
-def _held(layer: Any) -> dict[str, Any]:
+def held_by(layer: Any) -> dict[str, Any]:
     """The attributes of a layer itself, without those that a wrapper passes on."""
     return vars(layer) if hasattr(layer, "__dict__") else {}
 

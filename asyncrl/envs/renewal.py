@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.envs import checks as env_checks
-from asyncrl.envs.changes import INSIDE
+from asyncrl.envs.changes import INSIDE, held_by
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import ConfigurationError, EnvironmentNotBuilt, SpacesDoNotFit, environment_calls
 from asyncrl.interfaces import EnvSpec
@@ -26,7 +26,7 @@ def method_of(env: Any) -> Callable[..., None] | None:
         if callable(getattr(type(env), METHOD, None)):
             method: Callable[..., None] = getattr(env, METHOD)
             return method
-        held = vars(env) if hasattr(env, "__dict__") else {}
+        held = held_by(env)
         env = next((held[name] for name in INSIDE if name in held), None)
     return None
 

@@ -111,7 +111,7 @@ class EnvSource:
             what = f"its id, {env_id!r}, or " if env_id else ""
             raise TypeError(
                 "env must be an id, a gymnasium EnvSpec or a zero-argument factory, got an environment "
-                f"({made}), and actors make their own; pass {what}a function that builds it: lambda: {made}(...)"
+                f"({made}); every use of it makes its own: give {what}a function that makes it: lambda: {made}(...)"
             )
         if isinstance(env, list | tuple):
             raise TypeError(

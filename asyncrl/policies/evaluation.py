@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
 from collections.abc import Callable, Mapping
@@ -20,7 +21,6 @@ from asyncrl.protocols import Policy
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
-ARGUMENTS = ("policy", "env", "env_kwargs", "episodes", "deterministic", "seed")
 OTHER_NAMES = {
     "n_eval_episodes": "asyncrl calls it episodes",
     "model": "asyncrl calls it policy",
@@ -98,7 +98,9 @@ def evaluate(
         policy = load(os.fspath(policy))
     if not isinstance(policy, PortablePolicy):
         raise TypeError(f"policy must be result.policy, asyncrl.load(RUN) or a path, got {policy!r}")
-    source = policy.source if env is None else _source(env).in_place_of(policy.source, policy.spec)
+    source = (
+        policy.source if env is None else EnvSource.from_user(env).in_place_of(policy.source, policy.spec)
+    )
     acting: Policy = pickle.loads(pack_policy(policy.policy))
     acting.assign_streams(0, 1, 1)
     acting.load_weights(policy.weights)
@@ -120,20 +122,8 @@ def evaluate(
 
 def _refuse(unknown: Mapping[str, Any]) -> None:
     """Raise TypeError for the first argument that `evaluate` does not have, with what asyncrl calls it."""
+    known = [name for name in inspect.signature(evaluate).parameters if name != "unknown"]
     for name in unknown:
-        miss = near_miss(name, ARGUMENTS)
-        hint = OTHER_NAMES.get(name, f"did you mean {miss}?" if miss else f"it has {', '.join(ARGUMENTS)}")
+        miss = near_miss(name, known)
+        hint = OTHER_NAMES.get(name, f"did you mean {miss}?" if miss else f"it has {', '.join(known)}")
         raise TypeError(f"evaluate() has no argument {name!r}; {hint}")
-
-
-def _source(env: Any) -> EnvSource:
-    """Source of the environment that is given. Raises TypeError for one that is already built."""
-    if hasattr(env, "step") and hasattr(env, "reset") and not isinstance(env, type):
-        made = type(getattr(env, "unwrapped", env)).__name__
-        env_id = getattr(getattr(env, "spec", None), "id", None)
-        what = f"its id, {env_id!r}, " if env_id else "its id, "
-        raise TypeError(
-            f"env must be what environments are made of, got one that is made ({made}); evaluate makes its own: give "
-            f"{what}its class, or a function that makes it: lambda: {made}(...)"
-        )
-    return EnvSource.from_user(env)

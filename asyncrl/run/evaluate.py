@@ -382,9 +382,8 @@ class EvaluationSchedule:
         )
         best = before is None or corrects or result.return_mean > before.return_mean
         if best:
-            critics = (
-                await self._learner.critics()
-            )  # the end of the run may cancel it: evaluation and weights agree
+            # Before both are set: the end of the run may cancel it.
+            critics = await self._learner.critics()
             self.best = result
             self.best_weights = PolicyWeights(weights, critics, self._learner.reward_scale)
         await self._run.evaluated(result, weights, key, best=best)

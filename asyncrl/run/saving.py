@@ -32,7 +32,7 @@ import itertools
 import math
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -454,13 +454,14 @@ class CheckpointSaver:
             for name, (array, axis) in arrays.items():
                 rows = end - first + 1
                 shape = (*array.shape[:axis], rows, *array.shape[axis + 1 :])
-                parts = functools.partial(self._pieces, array, axis, first, rows, ring.num_slots)
-                found.append(StoredArray(f"ring{index}/{name}", str(array.dtype), shape, parts))
+                parts = functools.partial(pieces, array, axis, first, rows, ring.num_slots)
+                data = functools.partial(self._until_closed, parts)
+                found.append(StoredArray(f"ring{index}/{name}", str(array.dtype), shape, data))
         return found
 
-    def _pieces(self, *of: Any) -> Iterator[NDArray[Any]]:
-        """`pieces`, until the saver is closed; in the writer's thread."""
-        for piece in pieces(*of):
+    def _until_closed(self, parts: Callable[[], Iterator[NDArray[Any]]]) -> Iterator[NDArray[Any]]:
+        """`parts`, until the saver is closed; in the writer's thread."""
+        for piece in parts():
             yield piece
             if self._closed.is_set():  # the piece may have been read from memory that was freed
                 raise OSError("the run has ended before the rows were written")

@@ -315,10 +315,10 @@ def test_a_list_of_functions_is_refused() -> None:
 
 
 def test_built_environment_and_empty_id_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"pass a function that builds it: lambda: SimpleEnv\(...\)"):
+    with pytest.raises(TypeError, match=r"give a function that makes it: lambda: SimpleEnv\(...\)"):
         EnvSource.from_user(fakes.SimpleEnv())  # type: ignore[arg-type]
     with pytest.raises(
-        TypeError, match=r"an environment \(CartPoleEnv\), .*; pass its id, 'CartPole-v1', or a"
+        TypeError, match=r"an environment \(CartPoleEnv\); .*: give its id, 'CartPole-v1', or a"
     ):
         EnvSource.from_user(gymnasium.make("CartPole-v1"))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="env must be an environment id such as 'CartPole-v1'"):

@@ -137,13 +137,13 @@ def test_a_path_is_loaded(tmp_path: Path) -> None:
         ({"zzz": 2}, "evaluate() has no argument 'zzz'; it has policy, env, env_kwargs, episodes, determ"),
         (
             {"env": gymnasium.make("CartPole-v1")},
-            "env must be what environments are made of, got one that is made (CartPoleEnv); evaluate makes its own: "
-            "give its id, 'CartPole-v1', its class, or a function that makes it: lambda: CartPoleEnv(...)",
+            "env must be an id, a gymnasium EnvSpec or a zero-argument factory, got an environment (CartPoleEnv); "
+            "every use of it makes its own: give its id, 'CartPole-v1', or a function that makes it: lambda: Cart",
         ),
         (
             {"env": Drawn()},
-            "env must be what environments are made of, got one that is made (Drawn); evaluate makes its own: "
-            "give its id, its class, or a function that makes it: lambda: Drawn(...)",
+            "env must be an id, a gymnasium EnvSpec or a zero-argument factory, got an environment (Drawn); every use "
+            "of it makes its own: give a function that makes it: lambda: Drawn(...)",
         ),
     ],
 )
