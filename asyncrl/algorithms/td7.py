@@ -105,7 +105,8 @@ class TD7(DeterministicActor):
 
     Priorities are max(|TD error|, 1)^alpha, of the largest error of the critics, and there are no importance weights:
     the loss is linear where the priority is not the least (LAP). `tau` has no effect: all target networks are replaced
-    at once, every `target_update_interval` updates.
+    at once, every `target_update_interval` updates. The paper has returns of one step; with a larger `n_step` the
+    encoders predict the state so many steps on, which later actions decide too.
     """
 
     name: ClassVar[str] = "td7"
