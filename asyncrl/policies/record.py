@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,10 +19,12 @@ from asyncrl.actors.streams import ActionForm, PlainStreams, Streams, VectorStre
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.envs.checks import close_env, refuse_non_finite, require_same_spaces, spec_of
 from asyncrl.envs.dataset_spaces import spaces_of
+from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.errors import ConfigurationError, environment_calls
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
 from asyncrl.policies.load import checkpoint_file
 from asyncrl.policies.portable_policy import PortablePolicy
+from asyncrl.protocols import Policy
 from asyncrl.storage.checkpoint import load as load_checkpoint
 from asyncrl.storage.checkpoint_meta import CheckpointMeta
 from asyncrl.storage.dataset import DatasetWriter, Episode, refuse_agents, refuse_existing, require_minari
@@ -64,7 +67,7 @@ def record(
     end. After `steps` the episodes in progress are cut off: their last step is truncated.
 
     Args:
-        policy: the policy of a run or of `asyncrl.load`.
+        policy: the policy of a run or of `asyncrl.load`, which is not changed.
         out: folder of the dataset.
         steps: steps over all environments, rounded up to one of each.
         deterministic: greedy actions; else explore at the schedule's final rate, or draw from the policy.
@@ -218,7 +221,11 @@ class _Player:
         deterministic: bool,
         seed: int,
     ) -> None:
-        spec, self._policy, self._streams = policy.spec, policy.policy, streams
+        acting: Policy = pickle.loads(
+            pack_policy(policy.policy)
+        )  # the caller's goes on in streams of its own
+        acting.load_weights(policy.weights)
+        spec, self._policy, self._streams = policy.spec, acting, streams
         self._name, self._deterministic = spec.name, deterministic
         draws, self._seeds = np.random.SeedSequence(seed).spawn(2)
         self._rng = np.random.default_rng(draws)

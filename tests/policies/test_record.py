@@ -161,6 +161,16 @@ def test_one_seed_gives_one_dataset(tmp_path: Path) -> None:
     assert same and not other
 
 
+def test_a_policy_that_keeps_exploring_is_not_changed(tmp_path: Path) -> None:
+    policy, seen = random_policy(DQN(hidden_sizes=(8,)), Counting), Counting()
+    policy.keeps_exploring = True
+    obs, _ = seen.reset()
+    policy.predict(obs, deterministic=False)
+    record(policy, tmp_path / "counting", steps=9, num_envs=3, deterministic=False)
+    action, _ = policy.predict(obs, deterministic=False)
+    assert seen.action_space.contains(action), "it goes on in as many streams as before"
+
+
 def test_greedy_actions_are_those_of_predict(tmp_path: Path) -> None:
     policy = random_policy(DQN(hidden_sizes=(8,), frame_stack=3), "CartPole-v1")
     record(policy, tmp_path / "a", steps=100, num_envs=2)
