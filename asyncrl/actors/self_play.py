@@ -10,8 +10,8 @@ drawn for the others:
                   the policy still loses to (prioritized fictitious self-play, Vinyals et al. 2019, "Grandmaster level
                   in StarCraft II using multi-agent reinforcement learning", f_hard with p = 2)
 
-Opponents explore like the policy did. Their rows have the flag FROZEN, which excludes them from training. In all other
-environments every agent acts with the newest weights and learns.
+Opponents explore at the present rate of the policy. Their rows have the flag FROZEN, which excludes them from training.
+In all other environments every agent acts with the newest weights and learns.
 
 Nothing depends on time: which versions there are depends on updates, the draws on the actor's own generator and on the
 results of its own episodes.
@@ -20,6 +20,7 @@ results of its own episodes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from time import sleep
 from typing import Any, Unpack
 
 import numpy as np
@@ -35,6 +36,8 @@ from asyncrl.shm.ring import RingWriter
 
 DECAY = 0.99
 """Factor of the earlier games with an opponent at every further one; about the last hundred count."""
+WRITING_SECONDS = 1e-4
+"""Pause of an actor while the only version is being replaced."""
 
 
 class Payoffs:
@@ -216,6 +219,7 @@ class SelfPlayActor(Actor):
         opponent, found = self.policy.opponents[e], False
         while not found:  # the learner may keep a newer version in its place meanwhile, except in lockstep
             if not (versions := self._past.versions()):
+                sleep(WRITING_SECONDS)  # the core may be the one that the learner needs
                 continue
             self._payoffs.keep(versions)
             chances = probabilities(self._sampling, [self._payoffs.win_rate(v) for v in versions])

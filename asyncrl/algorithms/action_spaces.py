@@ -41,6 +41,12 @@ def _learns_from_dataset(record: Restricted | type[Restricted]) -> bool:
     return getattr(record, "update_loop", "") == "dataset"
 
 
+def why_together(algorithm: object) -> str:
+    """Why the agents of an algorithm that needs several have one policy; completes "must be none for NAME, ..."."""
+    one_team = getattr(algorithm, "team_reward", False)
+    return "whose agents are one team" if one_team else "whose critic sees all agents"
+
+
 def check_agents(record: Restricted, spec: EnvSpec) -> None:
     """Refuse an environment of one agent for an algorithm that trains several together. Raises `SpacesDoNotFit`."""
     if spec.num_agents == 1:

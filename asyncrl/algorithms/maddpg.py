@@ -80,7 +80,8 @@ class MADDPG(OffPolicy):
     takes_images: ClassVar[bool] = False
 
     tau: float = 0.01
-    max_grad_norm: float | None = 10.0
+    max_grad_norm: Positive | None = 10.0
+    """Maximum norm of the policy's gradient, and of the critic's; none disables clipping."""
 
     cuda_graph: bool | None = False
 

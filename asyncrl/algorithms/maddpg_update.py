@@ -1,6 +1,7 @@
-"""Update of MADDPG: the agents' policy and the central critic, their targets, and one optimiser.
+"""Update of MADDPG: the agents' policy and the central critic, their targets, and an optimiser of each.
 
-Policy and critic are consecutive parts of one flat vector. Both gradients are computed with the weights before the
+Policy and critic are consecutive parts of one flat vector. Each has its own bound on the norm of its gradient, so that
+large errors of the critic do not shorten the policy's steps. Both gradients are computed with the weights before the
 update, as in `continuous_update.py`. An action of an agent has d values in the critic's input: a real-valued one in
 units of half its range, a discrete one as a one-hot vector. Those of agents that wait are zeros. Each agent is paid for
 itself: one that is truncated while others go on bootstraps its own value, for which it still acts in the next state.
@@ -10,6 +11,7 @@ agents.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,6 +27,9 @@ from asyncrl.networks.architecture import Architecture
 from asyncrl.networks.flat_vector import FlatVector
 from asyncrl.networks.optimizer import FlatAdam
 from asyncrl.networks.parameters import HostCopy
+
+PARTS = ("policy", "critic")
+"""Consecutive parts of the parameters, each with an optimiser."""
 
 
 def gumbel_softmax(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
@@ -61,7 +66,7 @@ class MADDPGUpdate(ReplayUpdate):
         "critic",
         "target_policy",
         "target_critic",
-        "_optimizer",
+        "_optimizers",
         "generator",
     )
 
@@ -99,14 +104,16 @@ class MADDPGUpdate(ReplayUpdate):
             p.on(own) for p, own in zip(parts, target.split(sizes), strict=True)
         )
         self.policy_gradient, self.critic_gradient = gradient.split(sizes)
-        eps, norm = config.adam_eps, config.max_grad_norm
-        self._optimizer = FlatAdam(flat, gradient, eps=eps, max_grad_norm=norm)
+        self._optimizers = {
+            name: FlatAdam(own, its, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
+            for name, own, its in zip(PARTS, flat.split(sizes), gradient.split(sizes), strict=True)
+        }
         self._to_host = HostCopy(self.policy.flat)
         buffers = *self.policy.buffers(), *self.critic.buffers()
         weighted = slice(sizes[0], None)
         shared = self.statistics, self.state_statistics, self.bounds
         self.vector = FlatVector(flat, gradient, weighted, shared, buffers)
-        self.vector.moments = (self._optimizer.moments,)
+        self.vector.moments = tuple(adam.moments for adam in self._optimizers.values())
 
     def _staged(self, size: int) -> AgentsStage:
         return AgentsStage(
@@ -143,7 +150,8 @@ class MADDPGUpdate(ReplayUpdate):
         actor_loss = self._follow_critic(buffers)
         buffers.losses = critic.loss.detach(), actor_loss, q
         self.vector.begin_step()
-        self._optimizer.step(self.config.learning_rate_at(self._updates, self._progress))
+        for adam in self._optimizers.values():
+            adam.step(self.config.learning_rate_at(self._updates, self._progress))
         self._target.lerp_(self._flat, self.config.tau)
         if not self.config.prioritized:
             return None
@@ -195,6 +203,19 @@ class MADDPGUpdate(ReplayUpdate):
         self.policy.flat.copy_(flat)
         self.target_policy.flat.copy_(flat)
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Stateful`; in a state from before there were two optimisers one had the moments of both parts."""
+        if isinstance(both := state.get("optimizer"), Mapping):
+            sizes = [self.policy_gradient.numel(), self.critic_gradient.numel()]
+            moments = {name: both[name].split(sizes) for name in ("exp_avg", "exp_avg_sq")}
+            own = {
+                part: {"step": both["step"], **{name: values[n] for name, values in moments.items()}}
+                for n, part in enumerate(PARTS)
+            }
+            kept = {name: value for name, value in state.items() if name != "optimizer"}
+            state = {**kept, "optimizers": own}
+        super().load_state_dict(state)
+
     def metrics(self) -> Mapping[str, float]:
         """`ReplayUpdate.metrics`, and the policy's loss at the last update."""
         values = super().metrics()
@@ -203,11 +224,11 @@ class MADDPGUpdate(ReplayUpdate):
         return {**values, "train/actor_loss": float(self._buffers.losses[1])}
 
     def _last_update(self) -> tuple[float, Tensor, float] | None:
-        norm = self._optimizer.grad_norm
-        if self._buffers is None or norm is None:
+        if self._buffers is None:
             return None
         loss, _, q = self._buffers.losses
-        return float(loss), q, float(norm)
+        norms = [adam.grad_norm for adam in self._optimizers.values()]
+        return float(loss), q, math.hypot(*(float(norm) for norm in norms if norm is not None))
 
 
 class MADDPGBuffers:

@@ -11,6 +11,7 @@ import dataclasses
 import math
 from typing import Any
 
+from asyncrl.algorithms.action_spaces import why_together
 from asyncrl.algorithms.agent_policies import row_fields
 from asyncrl.algorithms.central_state import state_values
 from asyncrl.algorithms.off_policy import OffPolicy
@@ -86,7 +87,7 @@ def self_play_of(config: TrainerConfig, algorithm: Any, spec: EnvSpec) -> SelfPl
     """Opponents of each actor's environments; None without self-play.
 
     Raises:
-        ConfigurationError: there is one agent, the agents are trained as one team, or an inference server runs the
+        ConfigurationError: there is one agent, the agents are trained together, or an inference server runs the
             network (ASYNC017).
     """
     if config.self_play == "none":
@@ -98,7 +99,7 @@ def self_play_of(config: TrainerConfig, algorithm: Any, spec: EnvSpec) -> SelfPl
         )
     if getattr(algorithm, "needs_agents", False):
         raise ConfigurationError(
-            f"self_play must be none for {algorithm.name}, whose agents are one team, got {config.self_play}",
+            f"self_play must be none for {algorithm.name}, {why_together(algorithm)}, got {config.self_play}",
             fix="leave self_play out, or train with ppo or dqn",
         )
     if getattr(algorithm, "inference", "actor") != "actor":

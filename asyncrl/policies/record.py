@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,10 +19,12 @@ from asyncrl.actors.streams import ActionForm, PlainStreams, Streams, VectorStre
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.envs.checks import close_env, refuse_non_finite, require_same_spaces, spec_of
 from asyncrl.envs.dataset_spaces import spaces_of
+from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.errors import ConfigurationError, environment_calls
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
 from asyncrl.policies.load import checkpoint_file
 from asyncrl.policies.portable_policy import PortablePolicy
+from asyncrl.protocols import Policy
 from asyncrl.storage.checkpoint import load as load_checkpoint
 from asyncrl.storage.checkpoint_meta import CheckpointMeta
 from asyncrl.storage.dataset import DatasetWriter, Episode, refuse_agents, refuse_existing, require_minari
@@ -39,7 +42,8 @@ class Recorded:
     Attributes:
         folder: where it is.
         steps, episodes: how many it holds.
-        returns: undiscounted returns of the episodes that the environment ended, in order.
+        returns: undiscounted returns of the whole episodes, in order: those that the environment ended, and whose
+            beginning is in the dataset.
     """
 
     folder: Path
@@ -63,7 +67,7 @@ def record(
     end. After `steps` the episodes in progress are cut off: their last step is truncated.
 
     Args:
-        policy: the policy of a run or of `asyncrl.load`.
+        policy: the policy of a run or of `asyncrl.load`, which is not changed.
         out: folder of the dataset.
         steps: steps over all environments, rounded up to one of each.
         deterministic: greedy actions; else explore at the schedule's final rate, or draw from the policy.
@@ -124,7 +128,7 @@ def record_replay(
     refuse_existing(folder)
     state, meta = load_checkpoint(path)
     refuse_agents(meta.spec)
-    rows = _kept_rows(path, state, meta)
+    rows, firsts = _kept_rows(path, state, meta), state["run"]["rings"]["first"].tolist()
     env, returns = environment_of_run(path.parent.parent, meta.env).build(), []
     try:
         form, about = (
@@ -132,10 +136,10 @@ def record_replay(
             f"replay of {meta.algo} on {meta.env} after {meta.env_steps:,} steps",
         )
         with DatasetWriter(folder, env, meta.spec, algorithm=meta.algo, description=about) as writer:
-            for ring in split_rings(rows):
-                for episode, ended in episodes_of_ring(ring, form):
+            for ring, first in zip(split_rings(rows), firsts, strict=True):
+                for episode, whole in episodes_of_ring(written_rows(ring), form, begins=first == 0):
                     writer.add(episode)
-                    returns += [float(episode.reward.sum())] * ended
+                    returns += [float(episode.reward.sum())] * whole
     finally:
         close_env(env)
     return Recorded(folder, writer.steps, writer.episodes, tuple(returns))
@@ -157,20 +161,37 @@ def _kept_rows(path: Path, state: Mapping[str, Any], meta: CheckpointMeta) -> di
     return read_rows(path.parent / str(name))
 
 
-def episodes_of_ring(ring: Mapping[str, NDArray[Any]], form: ActionForm) -> Iterator[tuple[Episode, bool]]:
-    """Cut the saved rows of a ring into episodes, each with whether the environment ended it.
+def written_rows(ring: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The saved rows of a ring without the first ones if no actor has written these.
+
+    A run that was resumed without rows goes on behind those of before, whose slots are empty. An actor writes the
+    version of its weights, from 1 on, to every row.
+    """
+    end = len(ring["version"]) - 1
+    first = end - int(np.count_nonzero(ring["version"][:end]))
+    streams = ("obs", "action", "reward", "flags")
+    return {name: ring[name][:, first:] for name in streams} | {"incarnation": ring["incarnation"][first:]}
+
+
+def episodes_of_ring(
+    ring: Mapping[str, NDArray[Any]], form: ActionForm, *, begins: bool = True
+) -> Iterator[tuple[Episode, bool]]:
+    """Cut the saved rows of a ring into episodes, each with whether it is whole: has its beginning, and was ended.
 
     Args:
         ring: arrays by the names of `shm.ring_rows.arrays_of`; of the last row only the observation counts.
         form: conversion of actions to the environment's form.
+        begins: whether an episode begins at the first row, unless that is a RESET row.
     """
     lives = ring["incarnation"]
     end = len(lives) - 1
+    dies = np.zeros(end, np.bool_)
+    dies[:-1] = lives[: end - 1] != lives[1:end]  # the last row's life is not known before it is published
     for obs, action, reward, flags in zip(
         *(ring[n] for n in ("obs", "action", "reward", "flags")), strict=True
     ):
         # Such a row has a final observation, but its action was not taken or has no successor.
-        last = np.flatnonzero(((flags[:end] & RESET) != 0) | (lives[:end] != lives[1:]))
+        last = np.flatnonzero(((flags[:end] & RESET) != 0) | dies)
         first = 0
         for stop in [*last.tolist(), end]:
             if stop > first:
@@ -178,7 +199,7 @@ def episodes_of_ring(ring: Mapping[str, NDArray[Any]], form: ActionForm) -> Iter
                 taken = form.batch(np.asarray(action[first:stop]))
                 rewards = np.asarray(reward[first:stop], np.float64)
                 episode = Episode(np.asarray(obs[first : stop + 1]), taken, rewards, bool(over & TERMINATED))
-                yield episode, bool(over & (TERMINATED | TRUNCATED))
+                yield episode, (begins or first > 0) and bool(over & (TERMINATED | TRUNCATED))
             first = stop + 1
 
 
@@ -200,7 +221,11 @@ class _Player:
         deterministic: bool,
         seed: int,
     ) -> None:
-        spec, self._policy, self._streams = policy.spec, policy.policy, streams
+        acting: Policy = pickle.loads(
+            pack_policy(policy.policy)
+        )  # the caller's goes on in streams of its own
+        acting.load_weights(policy.weights)
+        spec, self._policy, self._streams = policy.spec, acting, streams
         self._name, self._deterministic = spec.name, deterministic
         draws, self._seeds = np.random.SeedSequence(seed).spawn(2)
         self._rng = np.random.default_rng(draws)

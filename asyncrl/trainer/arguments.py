@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from asyncrl.algorithms import ALGORITHMS, over_preset
+from asyncrl.algorithms.action_spaces import why_together
 from asyncrl.algorithms.other_names import closest_algorithm, unknown_option
 from asyncrl.algorithms.policy_options import require_policy_options
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
@@ -207,13 +208,10 @@ def require_policies(algorithm: Algorithm, config: TrainerConfig) -> None:
     if not config.policies:
         return
     name = algorithm.name
-    if algorithm.update_loop not in OF_SEVERAL_POLICIES:
-        why = "whose agents are one team" if algorithm.update_loop == "joint" else "which has no agents"
+    together = getattr(algorithm, "needs_agents", False)
+    if together or algorithm.update_loop not in OF_SEVERAL_POLICIES:
+        why = why_together(algorithm) if together else "which has no agents"
         raise ValueError(f"policies must be none for {name}, {why}, got {_shown(config)}; take ppo or dqn")
-    if getattr(algorithm, "needs_agents", False):
-        raise ValueError(
-            f"policies must be none for {name}, whose critic sees all agents, got {_shown(config)}; take ppo"
-        )
     refused = {
         "groups": (config.groups, 1),
         "self_play": (config.self_play, "none"),

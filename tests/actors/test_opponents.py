@@ -301,10 +301,12 @@ def test_the_only_version_is_drawn_after_it_was_replaced(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.publish(0)
-    actor, found = bench.actor(), [[], [0]]
+    actor, found, pauses = bench.actor(), [[], [0]], list[float]()
     monkeypatch.setattr(bench.mailbox, "versions", lambda: found.pop(0))
+    monkeypatch.setattr("asyncrl.actors.self_play.sleep", pauses.append)
     actor._draw_opponent(0)
     assert actor._versions[0] == 0 and not found
+    assert len(pauses) == 1, "it leaves the core to the learner, which is writing"
 
 
 def test_a_state_between_two_rows_goes_on_exactly() -> None:

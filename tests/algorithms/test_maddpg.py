@@ -161,6 +161,38 @@ def test_the_critic_sees_no_action_value_whose_range_is_empty() -> None:
     assert head[0].any() and not head[1].any()
 
 
+def test_large_errors_of_the_critic_do_not_shorten_the_policys_gradient() -> None:
+    """Each has its own bound on the norm, as in the authors' code: the bound is far below that of the critic alone."""
+    config, moments = MADDPG(hidden_sizes=(8,), bound_targets=False, reward_scale=1.0), []
+    for factor in (1, 1_000):
+        core: Any = config.make_updater(SPECS["box"], "cpu", 1)
+        batch = random_batch(SPECS["box"], 16, 0)
+        batch.reward *= factor
+        core.update(batch)
+        parts = {name: adam.moments[0].norm().item() for name, adam in core._optimizers.items()}
+        moments.append(parts["policy"])
+    norm = core.policy_gradient.norm().item()
+    assert 0 < norm < 10 and parts["critic"] == pytest.approx(0.1 * 10), "that of the critic is at the bound"
+    assert moments == pytest.approx([0.1 * norm] * 2), "a moment begins with a tenth of the gradient"
+
+
+def test_a_state_with_one_optimiser_of_both_parts_is_taken() -> None:
+    """As checkpoints from before have it."""
+    config = MADDPG(hidden_sizes=(8,), prioritized=False)
+    core, other = (config.make_updater(SPECS["discrete"], "cpu", seed) for seed in (1, 2))
+    core.update(random_batch(SPECS["discrete"], 16, 0))
+    old = core.state_dict()
+    parts = old.pop("optimizers")
+    old["optimizer"] = {
+        "step": parts["policy"]["step"],
+        **{name: torch.cat([own[name] for own in parts.values()]) for name in ("exp_avg", "exp_avg_sq")},
+    }
+    other.load_state_dict(old)
+    for updater in (core, other):
+        updater.update(random_batch(SPECS["discrete"], 16, 1))
+    torch.testing.assert_close(core.vector.parameters, other.vector.parameters, rtol=0.0, atol=0.0)
+
+
 def test_agents_with_goals_of_their_own_learn_discrete_actions() -> None:
     """All agents see the same and their own index; each is paid for another action (15 is the most)."""
     algorithm = MADDPG(hidden_sizes=(32,), learning_starts=200, learning_rate=3e-3, gamma=0.5, batch_size=64)

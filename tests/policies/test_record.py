@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from asyncrl.actors.streams import ActionForm
 from asyncrl.cli.main import main
 from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import RESET, TRUNCATED
-from asyncrl.policies.record import episodes_of_ring, record, record_replay
+from asyncrl.policies.record import episodes_of_ring, record, record_replay, written_rows
 
 minari = pytest.importorskip("minari")
 
@@ -158,6 +159,16 @@ def test_one_seed_gives_one_dataset(tmp_path: Path) -> None:
         for these in episodes[1:]
     )
     assert same and not other
+
+
+def test_a_policy_that_keeps_exploring_is_not_changed(tmp_path: Path) -> None:
+    policy, seen = random_policy(DQN(hidden_sizes=(8,)), Counting), Counting()
+    policy.keeps_exploring = True
+    obs, _ = seen.reset()
+    policy.predict(obs, deterministic=False)
+    record(policy, tmp_path / "counting", steps=9, num_envs=3, deterministic=False)
+    action, _ = policy.predict(obs, deterministic=False)
+    assert seen.action_space.contains(action), "it goes on in as many streams as before"
 
 
 def test_greedy_actions_are_those_of_predict(tmp_path: Path) -> None:
@@ -301,8 +312,9 @@ def test_a_kept_replay_is_written_episode_by_episode(
     assert main(["record", str(run), "--replay", "--out", str(out)]) == 0
     dataset = minari.MinariDataset(str(out / "data"))
     assert "replay of dqn" in dataset.storage.metadata["description"]
-    assert 64 < dataset.total_steps <= 128 and f"{dataset.total_steps:,} steps" in capsys.readouterr().out
-    env, cut = Counting(), 0
+    said = capsys.readouterr().out
+    assert 64 < dataset.total_steps <= 128 and f"{dataset.total_steps:,} steps" in said
+    env, cut, wholes = Counting(), 0, 0
     for episode in dataset:
         env.episode, first = int(episode.observations[0][0]), int(episode.observations[0][1])
         for row, obs in enumerate(episode.observations):
@@ -314,7 +326,12 @@ def test_a_kept_replay_is_written_episode_by_episode(
         assert bool(episode.terminations[-1]) == (whole and length <= LIMIT)
         assert (episode.terminations | episode.truncations)[-1]
         cut += first > 0 or not whole
+        wholes += first == 0 and whole
     assert cut <= 8, "at most the first and the last episode of each environment"
+    shown = re.search(r"over (\d+) whole episodes", said)
+    assert shown is not None and wholes - 4 <= int(shown[1]) <= wholes, (
+        "the first of each may not be known as whole"
+    )
 
 
 def test_a_replay_that_was_not_kept(tmp_path: Path) -> None:
@@ -361,3 +378,19 @@ def test_a_new_life_of_an_actor_cuts_its_episodes() -> None:
     assert [episode.reward.tolist() for episode, _ in found] == [[0, 1], [3], [6, 7]]
     assert [ended for _, ended in found] == [True, False, False]
     assert found[0][0].action.tolist() == [3, 3] and not found[0][0].terminated
+    later = episodes_of_ring(ring, ActionForm(spaces.Discrete(2, start=3)), begins=False)
+    assert not any(whole for _, whole in later), "the only one that was ended has lost its beginning"
+
+
+def test_slots_that_no_actor_has_written_are_no_steps() -> None:
+    """A run that was resumed without its rows goes on behind them, in a ring that is empty before."""
+    ring = {
+        "obs": np.array([[0, 0, 0, 0, 7, 8, 9]], np.float32)[:, :, None],
+        "action": np.zeros((1, 7), np.int64),
+        "reward": np.array([[0, 0, 0, 0, 1, 2, 0]], np.float32),
+        "flags": np.array([[0, 0, 0, RESET, 0, TRUNCATED, 0]], np.uint8),
+        "incarnation": np.array([0, 0, 0, 1, 1, 1, 0], np.int32),
+        "version": np.array([0, 0, 0, 4, 4, 5, 0], np.int64),
+    }
+    found = list(episodes_of_ring(written_rows(ring), ActionForm(spaces.Discrete(2)), begins=False))
+    assert [(episode.obs[:, 0].tolist(), whole) for episode, whole in found] == [([7, 8, 9], True)]

@@ -353,8 +353,9 @@ def test_patterns_divide_the_agents(policies: dict[str, str], text: str) -> None
 
 
 def test_what_cannot_have_several_policies_says_so() -> None:
-    for algorithm in (QMIX(), VDN(), MADDPG(), MAPPO()):
-        with pytest.raises(ValueError, match=f"policies must be none for {algorithm.name}, whose"):
+    team, critic = "whose agents are one team", "whose critic sees all agents"
+    for algorithm, why in ((QMIX(), team), (VDN(), team), (MADDPG(), critic), (MAPPO(), critic)):
+        with pytest.raises(ValueError, match=f"policies must be none for {algorithm.name}, {why}"):
             Trainer(Parallel, algorithm, policies=POLICIES)
     for algorithm, option, value in (
         (PPO(), "groups", 2),

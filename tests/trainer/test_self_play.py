@@ -14,7 +14,7 @@ from several_agents import Parallel, Together
 from test_several_agents import ALGORITHMS
 from test_trainer_lockstep_replay import suspensions
 
-from asyncrl import DQN, PPO, VDN, Trainer
+from asyncrl import DQN, MADDPG, PPO, VDN, Trainer
 from asyncrl.errors import ConfigurationError
 
 GAME: dict[str, Any] = {"rows": 3, "columns": 4, "length": 3}
@@ -134,6 +134,10 @@ def test_self_play_is_refused_where_it_cannot_be() -> None:
         Trainer(Parallel, served, self_play="newest", num_actors=1, http="off").learn(100)
     with pytest.raises(ConfigurationError, match="self_play must be none for vdn, whose agents are one team"):
         Trainer(Together, VDN(), self_play="newest", num_actors=1, http="off").learn(100)
+    with pytest.raises(
+        ConfigurationError, match="self_play must be none for maddpg, whose critic sees all agents"
+    ):
+        Trainer(Together, MADDPG(), self_play="newest", num_actors=1, http="off").learn(100)
     with pytest.raises(ValueError, match="self_play_fraction must be greater than 0 and at most 1, got 0"):
         Trainer(Parallel, PPO(), self_play_fraction=0.0)
     with pytest.raises(
