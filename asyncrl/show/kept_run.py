@@ -162,11 +162,11 @@ class KeptRun:
     def lines(self, containing: str = "") -> Iterator[dict[str, Any]]:
         """Entries of `metrics.jsonl` in order; only lines that contain the text `containing`."""
         try:
-            with opened(self.path / "metrics.jsonl", MOST_METRICS_BYTES) as file:
+            with opened(self.path / "metrics.jsonl", MOST_METRICS_BYTES, errors="replace") as file:
                 while line := file.readline(MOST_LINE):  # a longer line comes in parts, which are no JSON
                     if containing in line and (entry := _object(line)):
                         yield entry
-        except (OSError, UnicodeDecodeError):
+        except OSError:
             return
 
     @functools.cached_property
@@ -289,11 +289,11 @@ def integer(value: Any) -> int | None:
 
 
 @contextlib.contextmanager
-def opened(path: Path, most_bytes: int) -> Iterator[TextIO]:
+def opened(path: Path, most_bytes: int, errors: str = "strict") -> Iterator[TextIO]:
     """Open a text file that anybody may have made. Raises OSError, also if it is no regular file or too large."""
     # O_NONBLOCK: opening a pipe without a writer would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(descriptor, encoding="utf-8") as file:
+    with os.fdopen(descriptor, encoding="utf-8", errors=errors) as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         if os.fstat(descriptor).st_size > most_bytes:
