@@ -11,9 +11,11 @@ import contextlib
 import errno
 import fcntl
 import functools
+import hashlib
 import json
 import math
 import os
+import pickletools
 import re
 import stat
 import tomllib
@@ -42,6 +44,13 @@ MOST_METRICS_BYTES = 1 << 30
 """Largest `metrics.jsonl` that is read."""
 MOST_LINE = 1 << 20
 """Most characters of a line of `metrics.jsonl`."""
+PICKLES = {
+    "environment.pkl": "environment",
+    "evaluation_environment.pkl": "evaluation_environment",
+    "network.pkl": "network_function",
+    "functions.pkl": "functions",
+}
+"""Files of options that are functions, with the name by which runs are compared."""
 LARGEST = 1e300
 """Numbers from here on are not read."""
 
@@ -60,6 +69,18 @@ class KeptRun:
         except (OSError, ValueError, RecursionError):
             return {}
         return {name: table for name, table in read.items() if isinstance(table, dict)}
+
+    @functools.cached_property
+    def functions(self) -> dict[str, str]:
+        """Digest of every file of options that are functions, by a name of `PICKLES`; nothing is unpickled."""
+        found = {}
+        for file, name in PICKLES.items():
+            with (
+                contextlib.suppress(OSError, ValueError),
+                opened(self.path / file, MOST_BYTES) as opened_file,
+            ):
+                found[name] = pickle_digest(opened_file.buffer.read())
+        return found
 
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
@@ -141,11 +162,11 @@ class KeptRun:
     def lines(self, containing: str = "") -> Iterator[dict[str, Any]]:
         """Entries of `metrics.jsonl` in order; only lines that contain the text `containing`."""
         try:
-            with opened(self.path / "metrics.jsonl", MOST_METRICS_BYTES) as file:
+            with opened(self.path / "metrics.jsonl", MOST_METRICS_BYTES, errors="replace") as file:
                 while line := file.readline(MOST_LINE):  # a longer line comes in parts, which are no JSON
                     if containing in line and (entry := _object(line)):
                         yield entry
-        except (OSError, UnicodeDecodeError):
+        except OSError:
             return
 
     @functools.cached_property
@@ -268,16 +289,48 @@ def integer(value: Any) -> int | None:
 
 
 @contextlib.contextmanager
-def opened(path: Path, most_bytes: int) -> Iterator[TextIO]:
+def opened(path: Path, most_bytes: int, errors: str = "strict") -> Iterator[TextIO]:
     """Open a text file that anybody may have made. Raises OSError, also if it is no regular file or too large."""
     # O_NONBLOCK: opening a pipe without a writer would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(descriptor, encoding="utf-8") as file:
+    with os.fdopen(descriptor, encoding="utf-8", errors=errors) as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         if os.fstat(descriptor).st_size > most_bytes:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
         yield file
+
+
+SOURCE_FILE = re.compile(r".*\.py|<stdin>|<string>|<ipython-input.*>", re.DOTALL)
+CLASS_ID = re.compile(r"[0-9a-f]{32}")
+"""Random id that cloudpickle gives a class of a script, another one in every process."""
+
+
+def pickle_digest(data: bytes) -> str:
+    """Digest of cloudpickled functions without where their code stands: one script has the same in every process.
+
+    Left out are the names of source files, the first lines of functions and cloudpickle's ids of classes. Raises
+    ValueError if `data` is no pickle.
+    """
+    digest, memo, files = hashlib.sha256(), 0, set[int]()
+    of_file, names_since = False, -1
+    for opcode, arg, _ in pickletools.genops(data):
+        if opcode.name in ("FRAME", "MEMOIZE"):
+            if opcode.name == "MEMOIZE":
+                files |= {memo} if of_file else set()
+                memo += 1
+            continue
+        known = opcode.name in ("BINGET", "LONG_BINGET")
+        of_file = arg in files if known else isinstance(arg, str) and SOURCE_FILE.fullmatch(arg) is not None
+        if of_file:
+            names_since = 0
+            continue
+        # A code object has its file, its name, its qualified name and its first line one after the other.
+        first_line = names_since == 2 and isinstance(arg, int) and not known
+        names_since = names_since + 1 if names_since >= 0 and (known or isinstance(arg, str)) else -1
+        if not (first_line or (isinstance(arg, str) and CLASS_ID.fullmatch(arg))):
+            digest.update(repr((opcode.name, arg)).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:8]
 
 
 def read_text(path: Path) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrl.show.kept_run import KeptRun
+from asyncrl.show.kept_run import PICKLES, KeptRun
 
 LOCATION = ("trainer.run_dir", "trainer.env_file", "trainer.eval_env_file", "trainer.http", "trainer.host")
 """Options of where a run is kept and shown, in which any two runs may differ."""
@@ -22,6 +22,7 @@ ADDED = (
     *("dataset", "demonstrations", "init_from", "env_kwargs", "wrappers", "policies", "self_play"),
     *("eval_env", "eval_env_kwargs", "eval_levels", "eval_film", "on_end", "save_replay_buffer"),
     *("total_steps", "max_seconds", "target_return", "target_training_return"),
+    *PICKLES.values(),
 )
 """Options that add something to a run; a group's name leaves them out where there is nothing."""
 LEAST_DIGITS, MOST_DIGITS, WIDEST_NUMBER = 4, 17, 8
@@ -84,13 +85,15 @@ def differing_options(runs: Sequence[KeptRun]) -> dict[str, list[Any]]:
 
 
 def _options(run: KeptRun) -> dict[str, Any]:
-    """Every option of a run by `table.option`, without `LOCATION`."""
-    return {
+    """Every option of a run by `table.option`, without `LOCATION`; of those that are functions a digest."""
+    found = {
         name: value
         for table, options in run.options.items()
         for option, value in options.items()
         if (name := f"{table}.{option}") not in LOCATION
     }
+    # Without options there is nothing to group by.
+    return found | {f"trainer.{name}": digest for name, digest in run.functions.items()} if found else {}
 
 
 def _key(run: KeptRun) -> str:

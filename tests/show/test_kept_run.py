@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kept_runs import write_run
 
 import asyncrl
 from asyncrl.cli.main import main
@@ -189,3 +190,10 @@ def test_a_damaged_address_of_a_page_is_none(tmp_path: Path) -> None:
     for text in ("", "[]", "{}", "null", '{"url": 1}'):
         (tmp_path / "http.json").write_text(text)
         assert KeptRun(tmp_path).page is None
+
+
+def test_a_damaged_line_of_the_metrics_costs_that_line_alone(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "r")
+    good = b'{"eval/mean_reward": 7.0, "eval/total_timesteps": 5}\n'
+    (run / "metrics.jsonl").write_bytes(good + b"\x00\xff\xfe no text\n" + good)
+    assert KeptRun(run).evaluations == [(5, 7.0), (5, 7.0)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+import pytest
 from kept_runs import write_run
 
 from asyncrl.show.kept_run import KeptRun
@@ -111,3 +113,46 @@ def test_a_path_is_as_short_as_tells_the_groups_apart(tmp_path: Path) -> None:
     assert [group.name for group in groups] == [f"dqn dataset={path}" for path in wanted]
     groups = grouped(tmp_path / "c", *({"trainer": {"dataset": path}} for path in ("walk", "walk/")))
     assert [group.name for group in groups] == ["dqn dataset=walk", "dqn dataset=walk/"]
+
+
+SCRIPT = """
+class Wall:
+    def height(self):
+        return len("wall") + {height}
+
+def make():
+    return [Wall() for _ in range({walls})], lambda progress: 0.1 * progress
+"""
+"""Script with a class of its own, as one whose environment is a function."""
+
+
+def pickled(script: str, file: str) -> bytes:
+    """Function `make` of a script that lies in `file`, pickled in a new run of the script."""
+    names: dict[str, Any] = {"__name__": "__main__", "__file__": file}
+    exec(compile(script, file, "exec"), names)
+    found: bytes = cloudpickle.dumps(names["make"])
+    return found
+
+
+@pytest.mark.parametrize(
+    "file", ["environment.pkl", "evaluation_environment.pkl", "network.pkl", "functions.pkl"]
+)
+def test_runs_whose_functions_differ_are_never_averaged(tmp_path: Path, file: str) -> None:
+    """A file of options cannot hold a function, so that the options of such runs are the same."""
+    paths = [write_run(tmp_path / f"r{i}", seed=i) for i in range(4)]
+    script = SCRIPT.format(height=1, walls=50)
+    (paths[0] / file).write_bytes(pickled(script, "/home/a/train.py"))
+    # The same script, elsewhere and with a line more before its functions.
+    (paths[1] / file).write_bytes(pickled("import os" + script, "/tmp/ipykernel_4711/123.py"))
+    (paths[2] / file).write_bytes(pickled(SCRIPT.format(height=1, walls=51), "/home/a/train.py"))
+    (paths[3] / file).write_bytes(pickled(SCRIPT.format(height=2, walls=50), "/home/a/train.py"))
+    groups = group_runs([KeptRun(path) for path in paths])
+    assert [[run.seed for run in group.runs] for group in groups] == [[0, 1], [2], [3]]
+    assert len({group.name for group in groups}) == 3
+
+
+def test_a_damaged_file_of_functions_is_read_as_none(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / f"r{i}", seed=i) for i in range(2)]
+    (paths[1] / "network.pkl").write_bytes(b"\xffno pickle")
+    (group,) = group_runs([KeptRun(path) for path in paths])
+    assert group.size == "2 seeds"
