@@ -11,11 +11,9 @@ import contextlib
 import errno
 import fcntl
 import functools
-import hashlib
 import json
 import math
 import os
-import pickletools
 import re
 import stat
 import tomllib
@@ -23,6 +21,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
+
+from asyncrl.show.pickle_digest import pickle_digest
 
 LOCK = ".lock"
 """Lock file that a run holds while it uses its directory; it contains the process id."""
@@ -79,7 +79,7 @@ class KeptRun:
                 contextlib.suppress(OSError, ValueError),
                 opened(self.path / file, MOST_BYTES) as opened_file,
             ):
-                found[name] = pickle_digest(opened_file.buffer.read())
+                found[name] = pickle_digest(opened_file.buffer.read(), self.seed)
         return found
 
     @functools.cached_property
@@ -299,38 +299,6 @@ def opened(path: Path, most_bytes: int, errors: str = "strict") -> Iterator[Text
         if os.fstat(descriptor).st_size > most_bytes:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
         yield file
-
-
-SOURCE_FILE = re.compile(r".*\.py|<stdin>|<string>|<ipython-input.*>", re.DOTALL)
-CLASS_ID = re.compile(r"[0-9a-f]{32}")
-"""Random id that cloudpickle gives a class of a script, another one in every process."""
-
-
-def pickle_digest(data: bytes) -> str:
-    """Digest of cloudpickled functions without where their code stands: one script has the same in every process.
-
-    Left out are the names of source files, the first lines of functions and cloudpickle's ids of classes. Raises
-    ValueError if `data` is no pickle.
-    """
-    digest, memo, files = hashlib.sha256(), 0, set[int]()
-    of_file, names_since = False, -1
-    for opcode, arg, _ in pickletools.genops(data):
-        if opcode.name in ("FRAME", "MEMOIZE"):
-            if opcode.name == "MEMOIZE":
-                files |= {memo} if of_file else set()
-                memo += 1
-            continue
-        known = opcode.name in ("BINGET", "LONG_BINGET")
-        of_file = arg in files if known else isinstance(arg, str) and SOURCE_FILE.fullmatch(arg) is not None
-        if of_file:
-            names_since = 0
-            continue
-        # A code object has its file, its name, its qualified name and its first line one after the other.
-        first_line = names_since == 2 and isinstance(arg, int) and not known
-        names_since = names_since + 1 if names_since >= 0 and (known or isinstance(arg, str)) else -1
-        if not (first_line or (isinstance(arg, str) and CLASS_ID.fullmatch(arg))):
-            digest.update(repr((opcode.name, arg)).encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()[:8]
 
 
 def read_text(path: Path) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 from kept_runs import write_run
 
 from asyncrl.show.kept_run import KeptRun
+from asyncrl.show.pickle_digest import pickle_digest
 from asyncrl.show.run_groups import RunGroup, group_runs
 
 
@@ -118,20 +121,29 @@ def test_a_path_is_as_short_as_tells_the_groups_apart(tmp_path: Path) -> None:
 SCRIPT = """
 class Wall:
     def height(self):
-        return len("wall") + {height}
+        self.stones, self.windows, self.doors = "wall" in {{"wall", "door", "roof"}}, 3, 4
+        return {height}
 
-def make():
-    return [Wall() for _ in range({walls})], lambda progress: 0.1 * progress
+def make_all(seed):
+    def make():
+        return [Wall() for _ in range({walls})], lambda progress: 0.1 * progress, seed
+    return make
+
+make = make_all({seed})
 """
 """Script with a class of its own, as one whose environment is a function."""
 
 
-def pickled(script: str, file: str) -> bytes:
-    """Function `make` of a script that lies in `file`, pickled in a new run of the script."""
-    names: dict[str, Any] = {"__name__": "__main__", "__file__": file}
-    exec(compile(script, file, "exec"), names)
-    found: bytes = cloudpickle.dumps(names["make"])
-    return found
+def pickled(script: str, file: str, hash_seed: int = 0) -> bytes:
+    """Function `make` of a script that lies in `file`, pickled in another process."""
+    code = (
+        "import cloudpickle, sys; "
+        "names = {'__name__': '__main__'}; "
+        f"exec(compile({script!r}, {file!r}, 'exec'), names); "
+        "sys.stdout.buffer.write(cloudpickle.dumps(names['make']))"
+    )
+    env = os.environ | {"PYTHONHASHSEED": str(hash_seed)}
+    return subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True).stdout
 
 
 @pytest.mark.parametrize(
@@ -140,12 +152,12 @@ def pickled(script: str, file: str) -> bytes:
 def test_runs_whose_functions_differ_are_never_averaged(tmp_path: Path, file: str) -> None:
     """A file of options cannot hold a function, so that the options of such runs are the same."""
     paths = [write_run(tmp_path / f"r{i}", seed=i) for i in range(4)]
-    script = SCRIPT.format(height=1, walls=50)
-    (paths[0] / file).write_bytes(pickled(script, "/home/a/train.py"))
-    # The same script, elsewhere and with a line more before its functions.
-    (paths[1] / file).write_bytes(pickled("import os" + script, "/tmp/ipykernel_4711/123.py"))
-    (paths[2] / file).write_bytes(pickled(SCRIPT.format(height=1, walls=51), "/home/a/train.py"))
-    (paths[3] / file).write_bytes(pickled(SCRIPT.format(height=2, walls=50), "/home/a/train.py"))
+    (paths[0] / file).write_bytes(pickled(SCRIPT.format(height=1, walls=50, seed=0), "/home/a/train.py"))
+    # The same script for another seed, elsewhere, in a process with another order of sets, a line farther down.
+    lower = "import os" + SCRIPT.format(height=1, walls=50, seed=1)
+    (paths[1] / file).write_bytes(pickled(lower, "/tmp/ipykernel_4711/123.py", 3))
+    (paths[2] / file).write_bytes(pickled(SCRIPT.format(height=1, walls=51, seed=2), "/home/a/train.py"))
+    (paths[3] / file).write_bytes(pickled(SCRIPT.format(height=2, walls=50, seed=3), "/home/a/train.py"))
     groups = group_runs([KeptRun(path) for path in paths])
     assert [[run.seed for run in group.runs] for group in groups] == [[0, 1], [2], [3]]
     assert len({group.name for group in groups}) == 3
@@ -156,3 +168,34 @@ def test_a_damaged_file_of_functions_is_read_as_none(tmp_path: Path) -> None:
     (paths[1] / "network.pkl").write_bytes(b"\xffno pickle")
     (group,) = group_runs([KeptRun(path) for path in paths])
     assert group.size == "2 seeds"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("lambda: (64, 128)", "lambda: (128, 64)"),
+        ("lambda: dict(wide=1, deep=2)", "lambda: dict(wide=2, deep=1)"),
+        ("lambda: len('a')", "lambda: abs('a')"),
+        ("lambda wide=1: wide", "lambda wide=2: wide"),
+        ("(lambda wide: lambda: wide)(0)", "(lambda wide: lambda: wide)(9)"),
+        ("lambda: {1, 2}", "lambda: {1, 3}"),
+        ("__import__('functools').partial(int, 3)", "__import__('functools').partial(int, 4)"),
+        ("lambda: 'train.py'.upper()", "lambda: 'train.py'.lower()"),
+    ],
+)
+def test_what_a_function_does_tells_two_apart(one: str, other: str) -> None:
+    first, second = (pickled(f"make = {text}", "train.py") for text in (one, other))
+    assert pickle_digest(first, seed=7) != pickle_digest(second, seed=7)
+    assert pickle_digest(first, seed=7) == pickle_digest(pickled(f"\nmake = {one}", "b.py", 5), seed=7)
+
+
+def test_the_seed_of_the_run_may_be_captured_by_its_function() -> None:
+    texts = (
+        "import types; args = types.SimpleNamespace(seed={seed}, wide=64)\nmake = lambda: args.wide + args.seed",
+        "make = (lambda first: lambda: first)({seed})",
+        "SEED = {seed}; make = lambda: SEED",
+    )
+    for text in texts:
+        first, second = (pickled(text.format(seed=seed), "train.py") for seed in (1, 1000))
+        assert pickle_digest(first, seed=1) == pickle_digest(second, seed=1000)
+        assert pickle_digest(first, seed=1) != pickle_digest(second, seed=1), text
