@@ -121,7 +121,7 @@ def test_a_path_is_as_short_as_tells_the_groups_apart(tmp_path: Path) -> None:
 SCRIPT = """
 class Wall:
     def height(self):
-        self.stones, self.windows, self.doors = "wall" in {{"wall", "door", "roof"}}, 3, 4
+        self.stones, self.windows, self.doors = "wall" in {{"wall", "door", "roof", "lamp", "tile", "beam"}}, 3, 4
         return {height}
 
 def make_all(seed):
