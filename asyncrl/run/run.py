@@ -507,8 +507,8 @@ class Run:
             core = tasks.create_task(self.thread.call(make), name="make-network")
             rewarded = tasks.create_task(self._rewards_of_goals(stack), name="rewards-of-goals")
         self._make_learner(core.result(), rewarded.result(), dataset)
-        self._make_saver()
         stack.push_async_callback(self.learner.close)
+        self._make_saver()
         stack.push_async_callback(self.saver.close)
         await self.saver.look_at_disk(layout.nbytes() * config.actors)
         if self.resumed is not None:
