@@ -2,7 +2,10 @@
 
 import sys
 
-from asyncrl.cli.entry import main
-
 if __name__ == "__main__":
+    try:
+        from asyncrl.cli.entry import main
+    except KeyboardInterrupt:  # before `main` heeds it
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
     sys.exit(main())

@@ -55,9 +55,10 @@ from __future__ import annotations
 import contextlib
 import signal
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 TEXT_LIMIT, TRACEBACK_LIMIT = 4_000, 20_000
 """Maximum number of characters of a message or one fact, and of a remote traceback."""
@@ -324,6 +325,18 @@ class StoppedWhileStarting(AsyncRLError):
 
 class AsyncRLWarning(UserWarning):
     """Base of all warnings; the text begins with the code."""
+
+
+_given: dict[Any, Any] = {}
+"""Warnings that were given, in the form of `warnings`, which shows a text once."""
+
+
+def warn(warning: AsyncRLWarning) -> None:
+    """Give a warning of a run; any thread. It has no place: the threads of a run have no line of the user on the stack.
+
+    `warnings.warn` would show a line of asyncio.
+    """
+    warnings.warn_explicit(warning, type(warning), "asyncrl", 0, "asyncrl", _given)
 
 
 class SamplesTooStale(AsyncRLWarning):

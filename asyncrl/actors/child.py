@@ -203,6 +203,8 @@ class Child:
 
     async def python_stack(self) -> str:
         """Return the Python stacks of its threads, most recent call first, even if it hangs; "" if not available."""
+        if self._stack.closed:  # it was killed, and its exit is not reported yet
+            return ""
         return await self._stack.written_after(
             lambda: self._server.signal(self.pid, signal.SIGUSR1, group=False)
         )
@@ -247,6 +249,11 @@ class StackFile:
 
     def __init__(self) -> None:
         self._file = unnamed_file("stack")
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._file.closed
 
     def fileno(self) -> int:
         """File descriptor."""

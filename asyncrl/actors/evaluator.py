@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 import time
-import warnings
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +19,7 @@ from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.limits import ProcessLimits, RestartBudget
 from asyncrl.actors.plans import EvaluatorPlan, FilmPlan
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import EvaluationIncomplete
+from asyncrl.errors import EvaluationIncomplete, warn
 from asyncrl.interfaces import EnvSpec
 from asyncrl.shm.weights import WeightMailbox
 
@@ -204,7 +203,7 @@ class RemoteEvaluator:
             f"environment ended them, by the limit of {limit:,} steps or of time; their returns count as "
             "they stood; set eval_max_episode_steps, or end episodes in the environment"
         )
-        warnings.warn(EvaluationIncomplete(text), stacklevel=2)
+        warn(EvaluationIncomplete(text))
 
     async def _running(self, weight_count: int) -> Child:
         if self._child is not None and self._child.exited is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from asyncrl.actors.exit_errors import actor_killed, actor_too_large
 from asyncrl.actors.heartbeat import Heartbeat, private_bytes
 from asyncrl.actors.limits import ProcessLimits, RestartBudget
 from asyncrl.actors.plans import SAVE
-from asyncrl.errors import ActorKilled, AsyncRLError, EnvironmentHung, RingQuarantined
+from asyncrl.errors import ActorKilled, AsyncRLError, EnvironmentHung, RingQuarantined, warn
 from asyncrl.shm.ring import PUBLISHED, RingReader
 
 MEMORY_CHECK_SECONDS = 1.0
@@ -191,7 +190,7 @@ class SupervisedActor:
             "are given up and the actor is started again; look for native code in the environment that writes "
             "outside of its own arrays"
         )
-        warnings.warn(RingQuarantined(text), stacklevel=2)
+        warn(RingQuarantined(text))
         self.ring.abandoned = True
         return pause
 

@@ -7,7 +7,6 @@ Fujimoto & Gu 2021          A minimalist approach to offline reinforcement learn
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from asyncrl.acting.layouts import NetworkLayout
 from asyncrl.acting.network import OBSERVATION_CLIP, NetworkInputs
 from asyncrl.envs.observations import unusual_size
-from asyncrl.errors import ObservationsOfUnusualSize
+from asyncrl.errors import ObservationsOfUnusualSize, warn
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, UNTRAINED, EnvSpec, Segment
 from asyncrl.saved_state import Stateful
 
@@ -29,12 +28,11 @@ REWARD_CLIP = 10.0
 def warn_of_sizes(inputs: NDArray[Any]) -> None:
     """Warn (ASYNC049) if the inputs `[R, inputs]` of a network are of an unusual size."""
     if inputs.size and (found := unusual_size(np.square(inputs.astype(np.float64)).mean(axis=0))):
-        warnings.warn(
+        warn(
             ObservationsOfUnusualSize(
                 f"[ASYNC049] the first observations are {found}, and little is learned from values far from 1; set "
                 "normalize_observations, or scale them in a wrapper"
-            ),
-            stacklevel=2,
+            )
         )
 
 

@@ -29,13 +29,12 @@ lies between the extremes that training moves it between, the target entropy and
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.errors import ActionValuesOutOfRange
+from asyncrl.errors import ActionValuesOutOfRange, warn
 from asyncrl.shm.kernel import kernel
 
 FIRST_VERDICT = 1_000
@@ -136,11 +135,10 @@ class ValueWatch:
         if self._warned or updates < FIRST_VERDICT or not bound > 0.0 or not q_max > TOLERANCE * bound:
             return
         self._warned = True
-        warnings.warn(
+        warn(
             ActionValuesOutOfRange(
                 f"[ASYNC024] an action value has reached {q_max:,.4g} in size, but the rewards so far and gamma allow "
                 f"{low:,.4g} to {high:,.4g}; lower learning_rate, tau or samples_per_insert, and keep bound_targets on "
                 "where the algorithm has it"
-            ),
-            stacklevel=2,
+            )
         )

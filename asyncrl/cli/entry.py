@@ -27,6 +27,10 @@ def main() -> int:
     except KeyboardInterrupt:
         _say_interrupted()
         return INTERRUPTED
+    finally:
+        # Python notes a KeyboardInterrupt that leaves a string it executes (`dataclass` does), and ends by the signal,
+        # without the exit code, though the error was caught since. Executing another string clears that note.
+        exec("")
 
 
 def _heed_signals() -> None:

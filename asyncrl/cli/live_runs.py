@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import json
 import os
+import shlex
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,7 @@ class LiveRun:
         url: address of the run's page, None without a page.
         token: the page's token, "" if unknown.
         stats: the page's answer to `/stats`; empty without an answer.
+        command: command line of the process if the run has no directory, else "".
     """
 
     pid: int
@@ -46,6 +48,7 @@ class LiveRun:
     url: str | None
     token: str
     stats: dict[str, Any]
+    command: str = ""
 
     def page(self) -> str | None:
         """Address of the run's page, with its token in the fragment if known; None without a page."""
@@ -67,21 +70,21 @@ class LiveRun:
 
 def live_runs() -> list[LiveRun]:
     """All running runs of this user, sorted by process id. Their pages are asked side by side, one second each."""
-    runs: list[tuple[int, Path | None, list[tuple[str, str]]]] = []
+    runs: list[tuple[int, Path | None, list[tuple[str, str]], str]] = []
     for process in _run_processes():
         pid, directories = process.pid, list(_directories(process))
-        runs += [(pid, path, [page] if (page := KeptRun(path).page) else []) for path in directories]
+        runs += [(pid, path, [page] if (page := KeptRun(path).page) else [], "") for path in directories]
         if not directories:
-            runs.append((pid, None, _ports_of(process)))
-    pages = [page for _, _, those in runs for page in those]
+            runs.append((pid, None, _ports_of(process), _command_of(process)))
+    pages = [page for _, _, those, _ in runs for page in those]
     with ThreadPoolExecutor(MOST_ASKED) as pool:
         answers = dict(zip(pages, pool.map(lambda page: _stats(*page), pages), strict=True))
     found = []
-    for pid, path, those in runs:
+    for pid, path, those, command in runs:
         # A run directory's page is known without an answer; a port may belong to anything.
         page = next((page for page in those if path is not None or answers[page]), None)
         url, token = page or (None, "")
-        found.append(LiveRun(pid, path, url, token, answers[page] if page else {}))
+        found.append(LiveRun(pid, path, url, token, answers[page] if page else {}, command))
     return sorted(found, key=lambda run: (run.pid, str(run.run_dir)))
 
 
@@ -109,6 +112,13 @@ def _directories(process: psutil.Process) -> Iterator[Path]:
             path = Path(file.path)
             if path.name == LOCK and is_run(path.parent):
                 yield path.parent
+
+
+def _command_of(process: psutil.Process) -> str:
+    """Command line of a process, "" if it has ended."""
+    with contextlib.suppress(psutil.Error):
+        return shlex.join(process.cmdline())
+    return ""
 
 
 def _ports_of(process: psutil.Process) -> list[tuple[str, str]]:

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 from asyncrl.cli.flags import Parser
 from asyncrl.cli.run_name import existing_folder, runs_folder
 from asyncrl.cli.text_table import age, text_table
+from asyncrl.errors import printable
 from asyncrl.show.kept_run import KeptRun, find_runs
 from asyncrl.show.numbers import interval, of_return
 from asyncrl.show.run_groups import RunGroup, group_runs
 
 if TYPE_CHECKING:
     from asyncrl.cli.live_runs import LiveRun
+
+_COMMAND_LIMIT = 200
 
 
 def make_parser() -> Parser:
@@ -62,11 +65,19 @@ def run(options: argparse.Namespace) -> None:
     elif not rows:
         print(f"there are no runs in {folder}")
     else:
-        # Below the table, as an address must be whole; it has the token, so that the page's buttons work.
-        pages = [
-            f"page of {live.pid}  {page}" for _, live in found if live is not None and (page := live.page())
-        ]
-        print("\n".join([_table(rows), *([""] if pages else []), *pages]))
+        below = [line for _, live in found if live is not None and (line := _line_below(live))]
+        print("\n".join([_table(rows), *([""] if below else []), *below]))
+
+
+def _line_below(live: LiveRun) -> str:
+    """Line below the table, where it stays whole: the page's address, or the command of a run that nothing else tells.
+
+    The address has the token, so that the page's buttons work.
+    """
+    if page := live.page():
+        return f"page of {live.pid}  {page}"
+    command = printable(" ".join(live.command.split()), _COMMAND_LIMIT)
+    return f"command of {live.pid}  {command}" if command else ""
 
 
 def _print_groups(groups: Sequence[RunGroup], as_json: bool) -> None:
@@ -133,6 +144,7 @@ def _facts(kept: KeptRun | None, live: LiveRun | None, folder: Path, group: str 
         "age_seconds": None,
         "pid": live.pid if live is not None else None,
         "url": live.url if live is not None else None,
+        "command": (live.command if live is not None else "") or None,
     }
     if kept is not None:
         own = kept.path != folder and kept.path.is_relative_to(folder)

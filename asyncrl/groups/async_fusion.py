@@ -154,7 +154,10 @@ class AsyncServer:
         return True
 
     def end(self) -> tuple[Tensor, bool]:
-        """See `Fuser`; the last one waits until the others have finished or are lost, at most `FINISH_SECONDS`."""
+        """See `Fuser`; the last one waits for the groups that are connected, at most `FINISH_SECONDS`.
+
+        A group that has finished, is lost or has not come yet has no delta to wait for.
+        """
         if self._ending:
             with self._changed:
                 self._changed.wait_for(self._all_gone, FINISH_SECONDS)
@@ -162,7 +165,7 @@ class AsyncServer:
         return self._base, self._ending
 
     def _all_gone(self) -> bool:
-        return self._closed.is_set() or len(self._finished | set(self.lost)) == len(self._threads)
+        return self._closed.is_set() or not self._connections
 
     def close(self) -> None:
         """Close all connections and end the threads; any thread, idempotent."""

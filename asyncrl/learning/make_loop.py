@@ -99,7 +99,12 @@ def make_loop(
     fraction = config.demonstration_fraction
     replay, batch = _replay_of(algorithm, spec, rings, rng, goal_rewards, demonstrations, fraction)
     mirror = mirror_of(algorithm, spec, core, replay)
-    return loop(algorithm, replay, batch, core, mailbox, mirror=mirror, **run)
+    try:
+        return loop(algorithm, replay, batch, core, mailbox, mirror=mirror, **run)
+    except BaseException:
+        if mirror is not None:
+            mirror.close()  # CUDA refuses to register the next run's memory at these addresses
+        raise
 
 
 def _replays_of(

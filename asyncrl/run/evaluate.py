@@ -28,7 +28,6 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +43,7 @@ from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.probe import film_episode
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.video import require_video
-from asyncrl.errors import ConfigurationError, EvaluationIncomplete, describe_error
+from asyncrl.errors import ConfigurationError, EvaluationIncomplete, describe_error, warn
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.weight_snapshots import WeightSnapshot
@@ -262,7 +261,7 @@ class EvaluationSchedule:
             return self.last, None
         if failure != "interrupted":
             text = f"[ASYNC041] the final evaluation failed, the run and its weights are kept without it: {failure}"
-            warnings.warn(EvaluationIncomplete(text), stacklevel=2)
+            warn(EvaluationIncomplete(text))
         return None, failure
 
     async def _wait_and_report(
@@ -319,7 +318,7 @@ class EvaluationSchedule:
             "[ASYNC041] an evaluation failed, so that its weights have no result; training and later evaluations go "
             f"on: {why}"
         )
-        warnings.warn(EvaluationIncomplete(text), stacklevel=2)
+        warn(EvaluationIncomplete(text))
 
     def _reaches_target(self, result: EvaluationResult) -> bool:
         return self._config.target_return is not None and result.return_mean >= self._config.target_return
@@ -482,4 +481,4 @@ class EvaluationFilms:
         if not self._warned:
             self._warned = True
             text = f"[ASYNC041] an evaluation has no film; training and evaluations go on: {describe_error(error)}"
-            warnings.warn(EvaluationIncomplete(text), stacklevel=2)
+            warn(EvaluationIncomplete(text))

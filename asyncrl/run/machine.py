@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Iterable
 
 import psutil
@@ -12,7 +11,7 @@ import torch
 
 from asyncrl.actors.heartbeat import private_bytes
 from asyncrl.config import TrainerConfig, usable_cores
-from asyncrl.errors import ConfigurationError, DeviceNotAvailable, TooManyThreads
+from asyncrl.errors import ConfigurationError, DeviceNotAvailable, TooManyThreads, warn
 from asyncrl.interfaces import Metrics
 
 GPU_WEIGHTS = 500_000
@@ -26,12 +25,11 @@ def warn_of_too_many_threads(config: TrainerConfig) -> None:
     cores = usable_cores()
     torch_threads = config.torch_threads
     if config.actors > cores or (torch_threads > 1 and config.actors + torch_threads > cores):
-        warnings.warn(
+        warn(
             TooManyThreads(
                 f"[ASYNC021] {config.actors} actors and {torch_threads} torch threads share {cores} cores; "
                 f"set num_actors to {max(1, cores - torch_threads)} and torch_threads to 1"
-            ),
-            stacklevel=2,
+            )
         )
 
 

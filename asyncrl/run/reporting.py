@@ -10,13 +10,12 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 from asyncrl.actors.pool import ActorPool
 from asyncrl.config import TrainerConfig
-from asyncrl.errors import ListenerFailed, SamplesTooStale, describe_error
+from asyncrl.errors import ListenerFailed, SamplesTooStale, describe_error, warn
 from asyncrl.interfaces import Metrics
 from asyncrl.learning.clock import TrainClock
 from asyncrl.run.callbacks import Callbacks
@@ -262,19 +261,18 @@ class Reporter:
                     f"[ASYNC042] the callback for snapshots raised {describe_error(error)}; training goes "
                     "on, and the callback gets the next snapshot too; mend it"
                 )
-                warnings.warn(ListenerFailed(text), stacklevel=2)
+                warn(ListenerFailed(text))
 
 
 def _warn_of_staleness(snapshot: Snapshot, agents: int) -> bool:
     """Give ASYNC020 if most of the steps were too stale to learn from; return whether they were."""
     if snapshot.discarded_fraction < STALE_FRACTION or snapshot.updates == 0:
         return False
-    warnings.warn(
+    warn(
         SamplesTooStale(
             f"[ASYNC020] {snapshot.discarded_fraction:.0%} of the steps became too stale to learn from: "
             f"{_who_is_faster(snapshot, agents)}; raise max_staleness or samples_per_insert, or lower num_actors"
-        ),
-        stacklevel=2,
+        )
     )
     return True
 

@@ -25,7 +25,6 @@ import json
 import os
 import secrets
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -67,6 +66,7 @@ from asyncrl.errors import (
     describe_error,
     error_text,
     single_error,
+    warn,
 )
 from asyncrl.interfaces import EnvSpec, SelfPlay
 from asyncrl.learning.clock import TrainClock
@@ -459,7 +459,7 @@ class Run:
                 require_same_spaces(spec, await probe(self._server, level, self.config.ready_timeout_seconds))
             checked.set()
             if spec.unread:
-                warnings.warn(TextLeftOut(f"[ASYNC047] {spec.name}: {unread_text(spec)}"), stacklevel=2)
+                warn(TextLeftOut(f"[ASYNC047] {spec.name}: {unread_text(spec)}"))
             return spec
 
         try:
@@ -507,8 +507,8 @@ class Run:
             core = tasks.create_task(self.thread.call(make), name="make-network")
             rewarded = tasks.create_task(self._rewards_of_goals(stack), name="rewards-of-goals")
         self._make_learner(core.result(), rewarded.result(), dataset)
-        self._make_saver()
         stack.push_async_callback(self.learner.close)
+        self._make_saver()
         stack.push_async_callback(self.saver.close)
         await self.saver.look_at_disk(layout.nbytes() * config.actors)
         if self.resumed is not None:
@@ -889,7 +889,7 @@ class Run:
                 raise
             if error is None:  # an error that is told already may be the cause
                 text = f"[ASYNC040] last report failed: {describe_error(failed)}; summary.json has the one before"
-                warnings.warn(FilesNotWritten(text), stacklevel=2)
+                warn(FilesNotWritten(text))
             return dataclasses.replace(self.reporter.last, state=state, stop_reason=reason, error=error)
 
     def _summary(

@@ -31,7 +31,6 @@ import functools
 import itertools
 import math
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,7 +41,7 @@ from numpy.typing import NDArray
 from asyncrl.actors.pool import ActorPool
 from asyncrl.actors.statistics import over_actors
 from asyncrl.actors.supervised import states_of
-from asyncrl.errors import FilesNotWritten, ResourceError, TrainingDiverged
+from asyncrl.errors import FilesNotWritten, ResourceError, TrainingDiverged, warn
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.weight_snapshots import WeightSnapshot
 from asyncrl.policies.portable_policy import PolicyOrigin
@@ -311,7 +310,7 @@ class CheckpointSaver:
                 "training goes on, the checkpoints that are there stay, and the next one is tried as usual; make "
                 "space, or make the directory writable"
             )
-            warnings.warn(FilesNotWritten(text), stacklevel=2)
+            warn(FilesNotWritten(text))
 
     def _meta(self, learner: Mapping[str, Any], evaluation: EvaluationResult | None) -> CheckpointMeta:
         """Header with the counters of the learner's state; the learner itself has gone on since."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from asyncrl.errors import AsyncRLError, StopTakesLong
+from asyncrl.errors import AsyncRLError, StopTakesLong, warn
 
 T = TypeVar("T")
 
@@ -66,7 +65,7 @@ async def _warn(requested: asyncio.Event, directory: Callable[[], Path | None]) 
         f"[ASYNC045] the run was asked to stop {WARN_SECONDS:.0f} s ago and has not ended; it waits for {tasks}{where}"
         "; interrupt once more to kill it"
     )
-    warnings.warn(StopTakesLong(text), stacklevel=2)
+    warn(StopTakesLong(text))
 
 
 def _stack(task: asyncio.Task[Any]) -> list[str]:

@@ -18,7 +18,6 @@ import itertools
 import os
 import socket
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.errors import FilesNotWritten
+from asyncrl.errors import FilesNotWritten, warn
 from asyncrl.show.kept_run import STEPS, is_logged
 from asyncrl.show.metrics import METRIC_NAMES, EvaluationResult, Snapshot, flat
 from asyncrl.storage.atomic_file import write_atomically
@@ -219,7 +218,7 @@ class RunWriters:
             f"[ASYNC040] the run's numbers cannot be written: {reason_of(error)}; training goes on and the next "
             "report is tried again, those that fail are missing in the files; make space, or restore the directory"
         )
-        warnings.warn(FilesNotWritten(text), stacklevel=3)
+        warn(FilesNotWritten(text))
 
     def close(self) -> None:
         """Close every writer; may be called twice."""

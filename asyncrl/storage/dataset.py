@@ -18,7 +18,6 @@ import errno
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +41,7 @@ from asyncrl.errors import (
     ResourceError,
     SpacesDoNotFit,
     describe_error,
+    warn,
 )
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, BoxAction, EnvSpec
 from asyncrl.shm.ring import RingLayout, RingReader
@@ -332,13 +332,12 @@ def _warn_of_actions_beyond_bounds(actions: NDArray[Any], ring: RingReader, path
     excess = np.maximum(low - ROUNDING * np.abs(low) - actions, actions - high - ROUNDING * np.abs(high))
     each = excess.reshape(len(actions), -1).max(axis=1)
     if count := int(np.count_nonzero(each > 0)):
-        warnings.warn(
+        warn(
             ActionsBeyondBounds(
                 f"[ASYNC050] {count:,} of {len(each):,} actions of the dataset {path} are outside of the bounds of "
                 f"{spec.name} ({spec.action}), by up to {each.max():.3g}; they are learned from as they are, and the "
                 "policy's own actions are inside: if the environment clipped them, clip the dataset's `actions` too"
-            ),
-            stacklevel=2,
+            )
         )
 
 

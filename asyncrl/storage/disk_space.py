@@ -5,12 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import shutil
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncrl.errors import ConfigurationError, FilesNotWritten, LittleDiskSpace, ResourceError, error_text
+from asyncrl.errors import (
+    ConfigurationError,
+    FilesNotWritten,
+    LittleDiskSpace,
+    ResourceError,
+    error_text,
+    warn,
+)
 from asyncrl.shm.unnamed_file import file_size_limit
 from asyncrl.storage.atomic_file import DISK_FAILS
 
@@ -48,7 +54,7 @@ def warn_of_file(what: str, error: Exception) -> None:
     text = (
         f"[ASYNC040] {what} cannot be written: {reason_of(error)}; the result holds what it would have held"
     )
-    warnings.warn(FilesNotWritten(text), stacklevel=3)
+    warn(FilesNotWritten(text))
 
 
 def state_bytes(state: Any) -> int:
@@ -87,4 +93,4 @@ def warn_of_little_space(
             f"the disk of {directory} has {free / 1e6:,.1f} MB free; make space, lower checkpoints_kept, or give "
             "another run_dir; training begins, and a checkpoint that does not fit gives a warning of its own"
         )
-        warnings.warn(LittleDiskSpace(text), stacklevel=2)
+        warn(LittleDiskSpace(text))

@@ -21,7 +21,6 @@ import shlex
 import subprocess
 import sys
 import time
-import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -30,7 +29,7 @@ from typing import Any
 
 import psutil
 
-from asyncrl.errors import ConfigurationError, FilesNotWritten, ResourceError
+from asyncrl.errors import ConfigurationError, FilesNotWritten, ResourceError, warn
 from asyncrl.storage.atomic_file import DISK_FAILS, write_atomically
 from asyncrl.storage.checkpoint import CheckpointFolder
 
@@ -111,7 +110,7 @@ class RunDirectory:
                 f"[ASYNC040] the run's files cannot be written: {what}; training goes on and writes nothing there; "
                 "put the directory back, or save the policy elsewhere when the run has ended"
             )
-            warnings.warn(FilesNotWritten(text), stacklevel=2)
+            warn(FilesNotWritten(text))
         raise DirectoryLost(what)
 
     def actor_log(self, index: int) -> Path | None:

@@ -22,7 +22,6 @@ import json
 import math
 import os
 import pickle
-import warnings
 from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from asyncrl.acting.modules import NetworkFactory
 from asyncrl.config import OF_AGENTS, TrainerConfig
 from asyncrl.envs.factory_pickle import pack_functions, pack_network
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import ConfigurationError, FactoryNotPicklable, OptionNotKept, describe_error
+from asyncrl.errors import ConfigurationError, FactoryNotPicklable, OptionNotKept, describe_error, warn
 from asyncrl.options import FunctionOfProgress, functions_of
 from asyncrl.protocols import Algorithm
 from asyncrl.storage.atomic_file import write_atomically
@@ -115,7 +114,7 @@ def _that_pickle(functions: Mapping[str, FunctionOfProgress]) -> dict[str, Funct
             text = f"[ASYNC046] {name} is a function that cannot be kept: {error.facts['object']} does not pickle"
             where = str(error.facts["captured"]).partition(" -> ")[2]
             again = f"the run trains with it, and is resumed only with {name} given again"
-            warnings.warn(OptionNotKept(f"{text} ({where}); {again}"), stacklevel=2)
+            warn(OptionNotKept(f"{text} ({where}); {again}"))
     return kept
 
 

@@ -25,7 +25,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,21 +135,18 @@ class Ranks:
             (directory / JOB).write_bytes(pickle.dumps(sys.path) + pack_policy(self._job))
             if self._job.resumed is not None:
                 self._job.resumed.release()
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind(str(directory / SOCKET))
-            listener.listen()
-            threading.Thread(target=self._accept, args=(listener,), name="asyncrl-ranks", daemon=True).start()
-            launch = Launch(
-                (sys.executable, "-m", "asyncrl.trainer.rank", folder),
-                self._config.groups,
-                alone=self._config.fusion == "async",
-                max_restarts=self._config.max_restarts if self._config.fusion == "async" else 0,
-                on_end=lambda failures: self._on_loop(self._ranks_ended, failures),
-            )
-            try:
-                failures = await asyncio.shield(self._ended)
-            finally:
-                await self._close(launch, listener)
+            with self._listening(directory):
+                launch = Launch(
+                    (sys.executable, "-m", "asyncrl.trainer.rank", folder),
+                    self._config.groups,
+                    alone=self._config.fusion == "async",
+                    max_restarts=self._config.max_restarts if self._config.fusion == "async" else 0,
+                    on_end=lambda failures: self._on_loop(self._ranks_ended, failures),
+                )
+                try:
+                    failures = await asyncio.shield(self._ended)
+                finally:
+                    await self._close(launch)
         error = self._error(failures)
         if error is not None:
             raise error
@@ -157,8 +154,24 @@ class Ranks:
             raise StoppedWhileStarting(STOPPED)
         return self.result
 
-    async def _close(self, launch: Launch, listener: socket.socket) -> None:
-        """End the remaining ranks, then close the connections."""
+    @contextlib.contextmanager
+    def _listening(self, directory: Path) -> Iterator[None]:
+        """Accept the ranks' connections at the socket in `directory`; at the end close it and them."""
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.bind(str(directory / SOCKET))
+            listener.listen()
+            threading.Thread(target=self._accept, args=(listener,), name="asyncrl-ranks", daemon=True).start()
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+            listener.close()
+            for channel in self._channels.values():
+                channel.close()
+
+    async def _close(self, launch: Launch) -> None:
+        """End the remaining ranks, and receive their last messages."""
         if not self._ended.done():  # this task was cancelled
             self.stop("interrupted")
             await asyncio.wait((self._ended,), timeout=END_SECONDS)
@@ -168,11 +181,6 @@ class Ranks:
             receivers = list(self._receivers)
         for thread in receivers:  # they may still read, or wait for the interpreter
             await asyncio.to_thread(thread.join, LAST_MESSAGES_SECONDS)
-        with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        for channel in self._channels.values():
-            channel.close()
 
     def _error(self, failures: list[Failure]) -> BaseException | None:
         """Error that ended the run, None without one: rank 0's own, else that of the first rank that failed.

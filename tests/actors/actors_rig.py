@@ -23,8 +23,8 @@ from asyncrl.actors.pool import ActorPool
 from asyncrl.actors.probe import probe
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError
-from asyncrl.interfaces import FieldSpec, SelfPlay
-from asyncrl.shm import Doorbell, RingLayout, WeightMailbox
+from asyncrl.interfaces import DiscreteAction, EnvSpec, FieldSpec, SelfPlay
+from asyncrl.shm import Doorbell, RingLayout, RingReader, Segment, WeightMailbox
 from asyncrl.shm.env_kwargs import EnvKwargsWriter
 from asyncrl.shm.past_weights import PastWeights
 from asyncrl.shm.segment import POISON
@@ -55,6 +55,12 @@ def run_episodes(
         return player.play(episodes, seed, deterministic=deterministic)
     finally:
         player.close()
+
+
+def make_ring() -> RingReader:
+    """A small ring by itself, of one actor with two environments."""
+    layout = RingLayout(2, 4, EnvSpec("fake", (1,), "float32", DiscreteAction(2)))
+    return RingReader(Segment.create("ring", layout.arrays()), layout)
 
 
 class Rig:

@@ -9,12 +9,15 @@ import signal
 import socket
 from typing import Any
 
+from actors_rig import make_ring
 from waiting import PATIENCE_SECONDS
 
 from asyncrl.actors.child import Child
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.frames import send_frame
+from asyncrl.actors.limits import ProcessLimits, RestartBudget
 from asyncrl.actors.server_process import ChildExit, ServerLost, ServerProcess
+from asyncrl.actors.supervised import SupervisedActor
 
 
 class Server:
@@ -45,6 +48,24 @@ def test_ending_that_is_cancelled_leaves_neither_process_nor_descriptor() -> Non
             await ending
         assert server.signals == [(2**22 + 1, signal.SIGKILL)]
         assert child._channel.fileno() == -1 and child._theirs.fileno() == -1 and child._stack._file.closed
+
+    asyncio.run(story())
+
+
+def test_a_silent_actor_whose_end_is_not_reported_is_killed_again() -> None:
+    """It was given up, and its files are closed: the watcher of heartbeats has no stack, and must go on."""
+
+    async def story() -> None:
+        server = Server()
+        child = Child(server, "actor")  # type: ignore[arg-type]
+        await child.start(b"", {})
+        actor = SupervisedActor(0, make_ring(), RestartBudget(3))
+        actor.begin_life(child)
+        await child.end(patience_seconds=0.0)
+        assert child.exited is None and child._stack._file.closed
+        await actor.check(2.0, ProcessLimits(ready_timeout_seconds=1.0))
+        assert "was not built and reset" in str(actor.killed_for)
+        assert server.signals[-1] == (child.pid, signal.SIGKILL)
 
     asyncio.run(story())
 

@@ -5,20 +5,14 @@ import os
 from types import SimpleNamespace
 
 import pytest
+from actors_rig import make_ring
 
 from asyncrl.actors.exit_errors import actor_hung, actor_killed, how_it_ended
 from asyncrl.actors.heartbeat import Heartbeat, private_bytes
 from asyncrl.actors.limits import AwakeClock, ProcessLimits, RestartBudget
 from asyncrl.actors.server_process import ChildExit
 from asyncrl.actors.supervised import SupervisedActor
-from asyncrl.interfaces import DiscreteAction, EnvSpec
-from asyncrl.shm import RingLayout, RingReader, Segment
 from asyncrl.shm.ring import CURRENT_ENV, HEARTBEAT_NS, STEPS
-
-
-def make_ring() -> RingReader:
-    layout = RingLayout(2, 4, EnvSpec("fake", (1,), "float32", DiscreteAction(2)))
-    return RingReader(Segment.create("ring", layout.arrays()), layout)
 
 
 def test_time_in_which_the_supervisor_was_stopped_does_not_count() -> None:

@@ -145,15 +145,18 @@ def test_the_address_of_a_page_is_whole_and_has_the_token_if_known(
     runs = [
         LiveRun(1, kept, url, token, {"env": "a.module:" + "Env" * 20, "env_steps": 5}),
         LiveRun(2, None, url, "", {}),
-        LiveRun(3, None, None, "", {}),
+        LiveRun(3, None, None, "", {}, "python train.py"),
     ]
     monkeypatch.setattr("asyncrl.cli.live_runs.live_runs", lambda: runs)
     assert main(["ls"]) == 0
-    rows, _, pages = capsys.readouterr().out.partition("\n\n")
+    rows, _, below = capsys.readouterr().out.partition("\n\n")
     assert [row.split()[-1] for row in rows.splitlines()] == ["pid", "1", "2", "3"]
-    assert pages.splitlines() == [f"page of 1  {url}/#token={token}", f"page of 2  {url}"]
+    pages = [f"page of 1  {url}/#token={token}", f"page of 2  {url}"]
+    assert below.splitlines() == [*pages, "command of 3  python train.py"]
     assert main(["ls", "--json"]) == 0
-    assert token not in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert token not in told
+    assert [row["command"] for row in json.loads(told)] == [None, None, "python train.py"]
 
 
 def test_pages_are_asked_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -167,6 +170,9 @@ def test_pages_are_asked_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
         def open_files(self) -> list[SimpleNamespace]:
             return [SimpleNamespace(path=str(file)) for file in self.files]
+
+        def cmdline(self) -> list[str]:
+            return ["python", f"my {self.pid}.py"]
 
         def net_connections(self, kind: str) -> list[SimpleNamespace]:
             here = [SimpleNamespace(ip="127.0.0.1", port=port) for port in self.ports]
@@ -185,8 +191,8 @@ def test_pages_are_asked_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr("asyncrl.cli.live_runs._stats", answer)
     assert live_runs() == [
         LiveRun(1, kept, "http://127.0.0.1:9", "t", {"env": "http://127.0.0.1:9"}),
-        LiveRun(2, None, None, "", {}),
-        LiveRun(3, None, "http://127.0.0.1:13", "", {"env": "http://127.0.0.1:13"}),
+        LiveRun(2, None, None, "", {}, "python 'my 2.py'"),
+        LiveRun(3, None, "http://127.0.0.1:13", "", {"env": "http://127.0.0.1:13"}, "python 'my 3.py'"),
     ]
 
 

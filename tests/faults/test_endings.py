@@ -807,6 +807,15 @@ ENTRIES = {
 def test_a_signal_while_the_command_line_is_imported_gives_no_traceback(
     entry: str, module: str, number: str
 ) -> None:
+    assert_interrupted_while_importing(entry, module, number)
+
+
+def test_a_signal_before_the_command_heeds_it_gives_no_traceback() -> None:
+    """While `python -m asyncrl` imports the module that heeds signals."""
+    assert_interrupted_while_importing("python -m asyncrl", "asyncrl.cli.entry", "SIGINT")
+
+
+def assert_interrupted_while_importing(entry: str, module: str, number: str) -> None:
     interrupted = f"""
         import importlib, runpy, signal, sys
 
@@ -823,6 +832,30 @@ def test_a_signal_while_the_command_line_is_imported_gives_no_traceback(
     """
     program = child("-c", textwrap.dedent(interrupted), stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     assert program.communicate(timeout=SECONDS) == ("", "interrupted\n")
+    assert program.returncode == 130
+
+
+def test_a_signal_within_a_string_that_an_import_executes_ends_the_command_with_its_code(
+    tmp_path: Path,
+) -> None:
+    """As `dataclass` and `namedtuple` do: `python -m` would end by the signal, whoever has caught its error."""
+    interrupted = """
+        import signal, sys
+        from asyncrl.cli.entry import main
+
+        class Finder:
+            def find_spec(self, name, path=None, target=None):
+                if name == "asyncrl.cli.flags":
+                    exec("signal.raise_signal(signal.SIGINT)", {"signal": signal})
+
+        sys.meta_path.insert(0, Finder())
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv = ["asyncrl", "presets"]
+        sys.exit(main())
+    """
+    (tmp_path / "interrupted.py").write_text(textwrap.dedent(interrupted))
+    program = child("-m", "interrupted", cwd=tmp_path, stderr=subprocess.PIPE)
+    assert program.communicate(timeout=SECONDS)[1] == "interrupted\n"
     assert program.returncode == 130
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from waiting import PATIENCE_SECONDS as SECONDS
 
+from asyncrl.groups.async_fusion import AsyncServer
 from asyncrl.groups.peers import Peers
 from asyncrl.groups.weight_fusion import BackgroundFusion
 from asyncrl.networks.flat_vector import FlatVector
@@ -72,6 +73,16 @@ def vector_of(values: torch.Tensor) -> FlatVector:
 
 def scripted(updates: int, seed: int) -> torch.Tensor:
     return torch.randint(-4, 5, (updates, SIZE), generator=torch.Generator().manual_seed(seed)).float()
+
+
+def all_joined(server: AsyncServer, groups: int) -> AsyncServer:
+    """Wait until so many groups have connected, as a run does: at its end the server waits for those alone."""
+    with server._changed:
+        joined = server._changed.wait_for(
+            lambda: len({*server._connections, *server._finished}) == groups, SECONDS
+        )
+    assert joined, "a group does not come"
+    return server
 
 
 def wait_for(fusion: BackgroundFusion) -> None:

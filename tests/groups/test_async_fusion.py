@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from group_rig import SIZE, Meeting, fuse, on_ranks, scripted, vector_of, wait_for
-from waiting import PATIENCE_SECONDS
+from group_rig import SIZE, Meeting, all_joined, fuse, on_ranks, scripted, vector_of, wait_for
+from waiting import PATIENCE_SECONDS, wait_until
 
 from asyncrl.groups import async_fusion
 from asyncrl.groups.async_fusion import AsyncClient, AsyncServer, FusedWeights
@@ -68,7 +68,8 @@ def run_async(
     def rank(index: int) -> torch.Tensor:
         fuser: AsyncServer | AsyncClient
         if index == 0:
-            fuser = AsyncServer(weights, encoding, range(1, meeting.ranks), connect, NOTHING)
+            groups = range(1, meeting.ranks)
+            fuser = all_joined(AsyncServer(weights, encoding, groups, connect, NOTHING), len(groups))
             vector = vector_of(torch.zeros(SIZE))
         else:
             fuser = AsyncClient(meeting.pair(index, 1), encoding, NOTHING)
@@ -133,19 +134,31 @@ def test_a_store_or_learner_that_does_not_answer_holds_up_the_end_of_nobody(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr(async_fusion, "FINISH_SECONDS", 600.0)  # longer than the test may take
-    tried = threading.Event()
 
     def connect(rank: int) -> Peers:
-        tried.set()
         raise error
 
     weights = Dyadic(torch.zeros(SIZE), 8)
     server = AsyncServer(weights, ENCODINGS["float32"](SIZE), [1], connect, NOTHING)
-    assert tried.wait(PATIENCE_SECONDS)
+    wait_until(lambda: server.lost == {1: str(error) or type(error).__name__}, "a try")
     server.begin(torch.ones(SIZE), finished=True)
     assert server.end()[1]
-    assert server.lost == {1: str(error) or type(error).__name__}
     server.close()
+
+
+def test_a_group_that_has_not_come_yet_holds_up_the_end_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It still builds its environments when the others have made all steps, and has learned nothing."""
+    monkeypatch.setattr(async_fusion, "FINISH_SECONDS", 600.0)  # longer than the test may take
+    weights = Dyadic(torch.zeros(SIZE), 8)
+    server = AsyncServer(weights, ENCODINGS["float32"](SIZE), [1, 2], lambda rank: None, NOTHING)
+    server.begin(torch.ones(SIZE), finished=True)
+    ending = threading.Thread(target=server.end)
+    ending.start()
+    ending.join(PATIENCE_SECONDS)
+    ended = not ending.is_alive()
+    server.close()
+    ending.join()
+    assert ended and len(weights.record) == 1
 
 
 def test_a_group_that_is_lost_holds_up_nobody_and_may_come_back() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from group_rig import Meeting, on_ranks
+from group_rig import Meeting, all_joined, on_ranks
 from torch import Tensor, nn
 
 from asyncrl.algorithms import ALGORITHMS
@@ -68,11 +68,12 @@ def test_variances_stay_above_zero_in_all_groups(mode: str, dtype: str) -> None:
                 Rounds(meeting.peers(index), encoding), vector.parameters, deltas=deltas, **outer
             )
         elif index == 0:
-            fuser = AsyncServer(
+            server = AsyncServer(
                 FusedWeights(vector.parameters, 8, deltas=deltas),
                 *(encoding, [1], lambda rank: meeting.pair(rank, 0)),
                 SharedStatistics(()),
             )
+            fuser = all_joined(server, 1)
         else:
             fuser = AsyncClient(meeting.pair(1, 1), encoding, SharedStatistics(()), deltas)
         fusion = BackgroundFusion(fuser, vector, 4, exact=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from group_rig import Meeting, on_ranks, vector_of
+from group_rig import Meeting, all_joined, on_ranks, vector_of
 
 from asyncrl.algorithms.normalization import RunningMoments
 from asyncrl.algorithms.value_bounds import ValueBounds
@@ -50,7 +50,7 @@ def fusion_of(mode: str, meeting: Meeting, rank: int, core: Core) -> Any:
             lambda other: meeting.pair(other, 0),
             shared,
         )
-        return BackgroundFusion(server, core.vector, 2)
+        return BackgroundFusion(all_joined(server, RANKS - 1), core.vector, 2)
     if mode == "gradients":
         return GradientFusion(core, meeting.peers(rank), encoding, shared)
     rounds = Rounds(meeting.peers(rank), encoding, shared=shared)

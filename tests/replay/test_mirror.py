@@ -12,12 +12,12 @@ from labelled_device import LabelledDevice
 from replay_rig import FRAMES_SPEC, Rig, check_against_twin, random_operation, rig
 from replay_world import World, world
 
-from asyncrl import DQN
+from asyncrl import DQN, TrainerConfig
 from asyncrl.errors import ConfigurationError, ResourceError
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 from asyncrl.learning import lockstep_replay
 from asyncrl.learning import mirror as mirror_module
-from asyncrl.learning.make_loop import mirror_of
+from asyncrl.learning.make_loop import make_loop, mirror_of
 from asyncrl.learning.mirror import ObservationMirror, make_mirror
 from asyncrl.replay import PrioritizedReplay
 from asyncrl.replay.replay import find_frames
@@ -334,6 +334,24 @@ def test_a_refused_registration_leaves_nothing_behind(accepted: int, labelled_de
         with pytest.raises(ResourceError, match="cannot be made: CUDA error 801"):
             make_mirror("cuda", r.replay, "cuda", 4, IMAGES, False)
         torch.ones(1, device="cuda")
+        assert not labelled_device.registered
+
+
+def test_a_loop_that_is_refused_leaves_no_registered_memory(
+    labelled_device: LabelledDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        assert len(labelled_device.registered) == 2
+        raise ValueError("the pace would deadlock")
+
+    monkeypatch.setattr("asyncrl.learning.make_loop.RelaxedReplayLoop", refused)
+    algorithm = DQN(replay_device="cuda", batch_size=8, hidden_sizes=(8,))
+    core, config = algorithm.make_updater(IMAGES, "cuda", 0), TrainerConfig(env="images", algo="dqn")
+    mailbox: Any = None
+    options: Any = {}
+    with rig(0, rings=2, spec=IMAGES) as r:
+        with pytest.raises(ValueError, match="would deadlock"):
+            make_loop(algorithm, config, IMAGES, core, tuple(r.replay.rings), mailbox, **options)
         assert not labelled_device.registered
 
 

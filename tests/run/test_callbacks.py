@@ -218,9 +218,11 @@ def test_a_listener_that_raises_cancelled_error_gets_the_next_snapshot_too() -> 
         seen.append(snapshot)
         raise asyncio.CancelledError
 
-    with pytest.warns(ListenerFailed, match=r"ASYNC042.*CancelledError"):
+    with pytest.warns(ListenerFailed, match=r"ASYNC042.*CancelledError") as given:
         result = trainer().learn(total_steps=3_000, on_snapshot=listener)
     assert result.stop_reason == "total_steps" and len(seen) > 1
+    places = {(one.filename, one.lineno) for one in given if one.category is ListenerFailed}
+    assert places == {("asyncrl", 0)}, "no line of the run, or of asyncio"
 
 
 def test_sys_exit_in_a_callback_ends_the_run_in_good_order(tmp_path: Path) -> None:

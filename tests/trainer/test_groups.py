@@ -319,6 +319,35 @@ def test_a_run_that_is_stopped_before_its_groups_starts_none(monkeypatch: pytest
     asyncio.run(run())
 
 
+def test_a_launcher_that_cannot_start_leaves_neither_its_socket_nor_its_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listeners: list[socket.socket] = []
+    accept = Ranks._accept
+
+    def noted(ranks: Ranks, listener: socket.socket) -> None:
+        listeners.append(listener)
+        accept(ranks, listener)
+        listeners.append(listener)
+
+    def refused(*_: Any, **__: Any) -> None:
+        wait_until(lambda: listeners, "the thread that accepts")
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Ranks, "_accept", noted)
+    monkeypatch.setattr("asyncrl.groups.launch.Launch", refused)
+
+    async def run() -> None:
+        source: Any = None
+        config = TrainerConfig(env="any", algo="dqn", groups=2)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await Ranks(Job(config, DQN(), source), lambda _: None).run()
+
+    asyncio.run(run())
+    assert listeners[0].fileno() == -1
+    wait_until(lambda: len(listeners) == 2, "the end of the thread")
+
+
 def test_a_rank_that_comes_after_the_kill_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
     monkeypatch.setattr("asyncrl.trainer.ranks.os.kill", lambda pid, _: killed.append(pid))
