@@ -131,6 +131,7 @@ def test_ls_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "age_seconds": 0,
         "pid": None,
         "url": None,
+        "command": None,
     }
 
 
