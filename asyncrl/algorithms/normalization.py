@@ -254,7 +254,7 @@ class RewardScale(Stateful):
 
     Returns of episodes of one step may all be nearly alike, with a deviation far below the rewards. The divisor is at
     least `SMALLEST_SHARE` of the mean size of all rewards, so that rewards up to twice that size are not clipped, which
-    would make them equal. Where episodes have two steps or more, the deviation is larger.
+    would make them equal. With a `gamma` near 1 and episodes of two steps or more the deviation is larger.
 
     Args:
         gamma: discount per step.
