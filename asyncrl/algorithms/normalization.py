@@ -23,6 +23,8 @@ from asyncrl.saved_state import Stateful
 
 REWARD_CLIP = 10.0
 """Bound on the absolute value of scaled rewards."""
+SMALLEST_SHARE = 2.0 / REWARD_CLIP
+"""Least divisor of rewards, as a share of their mean size."""
 
 
 def warn_of_sizes(inputs: NDArray[Any]) -> None:
@@ -250,6 +252,10 @@ class RewardScale(Stateful):
     enlarged, and rare penalties are not: with enlarged penalties PPO more often learned to stand still in
     MiniGrid-Dynamic-Obstacles (docs/defaults-study.md).
 
+    Returns of episodes of one step may all be nearly alike, with a deviation far below the rewards. The divisor is at
+    least `SMALLEST_SHARE` of the mean size of all rewards, so that rewards up to twice that size are not clipped, which
+    would make them equal. With a `gamma` near 1 and episodes of two steps or more the deviation is larger.
+
     Args:
         gamma: discount per step.
 
@@ -270,7 +276,8 @@ class RewardScale(Stateful):
         """Present divisor of the rewards."""
         deviation = float(np.sqrt(self.moments.variance[0] + 1e-8))
         size, present, negative = self.sizes.mean
-        return max(deviation, float(size / present)) if negative > 0 else deviation
+        least = float(size / present) if negative > 0 else SMALLEST_SHARE * float(size)
+        return max(deviation, least)
 
     def begin_with(self, divisor: float, count: int) -> None:
         """Continue from a `divisor` as that of `count` returns."""

@@ -89,15 +89,16 @@ def _named(source: EnvSource) -> Any:
 
 
 def with_frame_stack(env: Any, frames: int) -> Any:
-    """Wrap `env` so that its observations are stacks of the last `frames`, the input of policies with a frame stack.
-
-    A vector of environments is returned unchanged.
-    """
+    """Wrap `env` so that its observations are stacks of the last `frames`, the input of policies with a frame stack."""
     from gymnasium.vector import VectorEnv
     from gymnasium.wrappers import FrameStackObservation
 
-    if frames == 1 or isinstance(env, VectorEnv):
+    from asyncrl.envs.vectors import StackedFrames
+
+    if frames == 1:
         return env
+    if isinstance(env, VectorEnv):
+        return StackedFrames(env, frames)
     return FrameStackObservation(env, frames, padding_type="reset")
 
 

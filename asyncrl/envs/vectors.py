@@ -1,4 +1,4 @@
-"""Wrappers that say how a vector environment resets, where its metadata do not say it (SuperSuit's).
+"""Wrappers of vector environments: what their metadata do not say of resets (SuperSuit's), and stacks of frames.
 
 Usage: `Trainer(make, ..., wrappers=["asyncrl.envs.vectors:SameStep"])`, `--wrapper asyncrl.envs.vectors:SameStep`.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
@@ -136,6 +136,45 @@ class SameStep(_Declared):
             },
             fix=f"add {_FINAL[0]!r} to the info, an array with the observation of each environment",
         )
+
+
+class StackedFrames(VectorWrapper):
+    """Stacks `[n, k, *shape]` of the last k observations of every environment, as `FrameStackObservation` makes of one.
+
+    At the start of an episode its first observation is repeated.
+
+    Args:
+        env: a vector of mode NEXT_STEP or DISABLED.
+        frames: k, at least 2.
+    """
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], frames: int) -> None:
+        super().__init__(env)
+        single: Any = env.single_observation_space
+        self.single_observation_space = batch_space(single, frames)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        mode = (env.metadata or {}).get("autoreset_mode")
+        self._resets_itself = getattr(mode, "value", mode) != AutoresetMode.DISABLED.value
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        self._stacks: NDArray[Any] = np.zeros((self.num_envs, frames, *single.shape), single.dtype)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        """See `gymnasium.vector.VectorEnv.reset`."""
+        mask = (options or {}).get("reset_mask")
+        begun = np.ones(self.num_envs, np.bool_) if mask is None else np.array(mask, np.bool_)
+        obs, info = self.env.reset(seed=seed, options=options)
+        self._stacks[begun] = np.asarray(obs)[begun, None]
+        self._ended[begun] = False
+        return self._stacks.copy(), info
+
+    def step(self, actions: Any) -> Any:
+        """See `gymnasium.vector.VectorEnv.step`."""
+        obs, rewards, terminated, truncated, info = self.env.step(actions)
+        self._stacks = np.concatenate((self._stacks[:, 1:], np.asarray(obs)[:, None]), axis=1)
+        if self._resets_itself:
+            self._stacks[self._ended] = np.asarray(obs)[self._ended, None]
+            self._ended = np.logical_or(terminated, truncated) & ~self._ended
+        return self._stacks.copy(), rewards, terminated, truncated, info
 
 
 def _as_dict(info: Any) -> dict[str, Any]:

@@ -102,6 +102,14 @@ def test_a_rare_penalty_keeps_its_size(rewards: tuple[float, ...], divisor: floa
     assert again.divisor == scale.divisor
 
 
+def test_rewards_of_one_step_episodes_stay_apart() -> None:
+    """Their returns have a deviation far below their size, and clipped rewards would all be equal."""
+    segment, scale = rare(0.8, 0.9, 1.0, 1.1, every=1), RewardScale(0.99)
+    scale.observe([segment])
+    np.testing.assert_allclose(scale.scaled(segment.reward), segment.reward / 0.19, rtol=1e-5)
+    assert scale.scaled(segment.reward).max() < REWARD_CLIP
+
+
 def test_segments_of_one_ring_follow_one_another() -> None:
     rounds = segments_of(3)
     apart, together = RewardScale(0.9), RewardScale(0.9)

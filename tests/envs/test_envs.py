@@ -40,7 +40,7 @@ import asyncrl
 from asyncrl.envs import registered
 from asyncrl.envs.checks import close_env, require_same_spaces
 from asyncrl.envs.registered import installing
-from asyncrl.envs.rendering import build_rendering
+from asyncrl.envs.rendering import build_rendering, with_frame_stack
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import (
     AutoresetUnknown,
@@ -547,6 +547,34 @@ def test_asyncrl_012(env: Any, text: str) -> None:
 def test_asyncrl_013(env: Any, text: str) -> None:
     with pytest.raises(OldGymAPI, match=rf"ASYNC013\].*{text}"):
         described(env)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+def test_a_vector_is_made_with_the_stacks_that_its_policy_sees(mode: AutoresetMode) -> None:
+    """Three observations of three environments are no stack of three frames."""
+
+    def make() -> VectorEnv[Any, Any, Any]:
+        limited = functools.partial(gymnasium.make, "CartPole-v1", max_episode_steps=4)
+        return SyncVectorEnv([limited] * 3, autoreset_mode=mode)
+
+    vector = with_frame_stack(make(), 3)
+    assert vector.observation_space.shape == (3, 3, 4)
+    singles = [with_frame_stack(gymnasium.make("CartPole-v1", max_episode_steps=4), 3) for _ in range(3)]
+    obs, ended = vector.reset(seed=5)[0], np.zeros(3, bool)
+    wanted = [env.reset(seed=5 + i)[0] for i, env in enumerate(singles)]
+    for step in range(20):
+        np.testing.assert_array_equal(obs, np.stack(wanted))
+        resets = ended.copy()
+        if resets.any() and mode == AutoresetMode.DISABLED:
+            obs = vector.reset(options={"reset_mask": resets})[0]
+            wanted = [env.reset()[0] if resets[i] else wanted[i] for i, env in enumerate(singles)]
+            np.testing.assert_array_equal(obs, np.stack(wanted))
+            resets[:] = False
+        obs, _, terminated, truncated, _ = vector.step(np.full(3, step % 2))
+        wanted = [env.reset()[0] if resets[i] else env.step(step % 2)[0] for i, env in enumerate(singles)]
+        ended = terminated | truncated
+    for env in (vector, *singles):
+        env.close()
 
 
 class UndeclaredVector(VectorEnv[Any, Any, Any]):
