@@ -30,6 +30,9 @@ NEXT = {"eval": "", "enjoy": "", "resume": " --steps +100k", "plot": ""}
 _PLACES: tuple[Callable[[], str | Path], ...] = (Path.cwd, tempfile.gettempdir)
 """Folders for the policy of a run whose last checkpoint could not be written."""
 _MOST_NAMES = 100
+NO_UPDATE = (
+    "              nothing was learned: the run ended before its first update, for which it needs more steps"
+)
 
 
 def train(config: TrainerConfig, algorithm: Algorithm, server: ForkServer, interrupts: Interrupts) -> int:
@@ -105,6 +108,7 @@ def describe_result(result: TrainResult, best: EvaluationResult | None) -> str:
         *_levels(result.evaluation),
         f"training      {summary['train_seconds']:.2f} s, {summary['env_steps']:,} steps, "
         f"{summary['updates']:,} updates",
+        *(() if summary["updates"] else (NO_UPDATE,)),
         *_target_line(summary),
         f"start-up      {summary['startup_seconds']:.2f} s",
         *_files(result.run_dir, saved=not result.unsaved, reason=result.stop_reason),

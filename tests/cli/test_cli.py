@@ -64,6 +64,7 @@ class FakeTrainer:
     made: FakeTrainer
     url = None
     result = None
+    updates = 8_000
     best = EvaluationResult(490.5, 3.0, 490.0, 10, 5, 20_000, 1.0)
 
     def snapshot(self) -> Any:
@@ -101,7 +102,7 @@ class FakeTrainer:
             "train_seconds": 1.5,
             "startup_seconds": 0.9,
             "env_steps": 31_000,
-            "updates": 8_000,
+            "updates": self.updates,
             "eval": {"deterministic": True},
         }
         run_dir = Path(self.config.run_dir) if self.config.run_dir else None
@@ -402,6 +403,19 @@ def test_a_run_prints_its_result(
     )
     assert isinstance(trainer.made.server, FakeServer)
     assert FakeServer.log == ["start", "close"]
+
+
+def test_a_run_without_an_update_says_that_nothing_was_learned(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    trainer: type[FakeTrainer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trainer, "updates", 0)
+    assert main([*TRAIN, "--run-dir", str(tmp_path / "x")]) == 0
+    out = capsys.readouterr().out
+    text = "nothing was learned: the run ended before its first update, for which it needs more steps"
+    assert f"31,000 steps, 0 updates\n              {text}\nstart-up" in out
 
 
 @pytest.mark.parametrize(
