@@ -118,9 +118,13 @@ def _tables(file: Path, record: type) -> dict[str, Any]:
     try:
         own = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise _wrong(file, "-", f"the search space cannot be read: {error.strerror}") from error
+        text = f"the search space {file} cannot be read: {error.strerror}"
+        raise ConfigurationError(text, fix="give a file as docs/search.md shows it: --space FILE") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise _wrong(file, "-", f"it is not a TOML file: {error}") from error
+        text = f"{file.name}: it is not a TOML file: {error}"
+        raise ConfigurationError(
+            text, facts={"file": file}, fix="write it as docs/search.md shows"
+        ) from error
     like, without = own.pop("like", None), own.pop("without", [])
     if like is None:
         if without:

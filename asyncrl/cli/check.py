@@ -152,5 +152,7 @@ def rate_text(per_second: float) -> str:
 def _random(random: dict[str, Any]) -> str:
     if not random["episodes"]:
         return f"no episode ended within {random['steps']:,} step{'s' * (random['steps'] != 1)}"
-    mean = f"return {of_return(random['return_mean'])}, {random['length_mean']:.1f} steps on average"
-    return f"{random['episodes']:,} episodes, {mean}"
+    value = random["return_mean"]
+    mean = "no finite return" if value is None else f"return {of_return(value)}"
+    episodes = f"{random['episodes']:,} episode{'s' * (random['episodes'] != 1)}"
+    return f"{episodes}, {mean}, {random['length_mean']:.1f} steps on average"

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import shlex
+import sys
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from asyncrl.show.diagnosis import Finding
 
 WELL = "Nothing stands out."
+UNKNOWN = "the options of the run are unknown, so that no advice is given."
 
 
 def make_parser() -> Parser:
@@ -36,6 +38,8 @@ def run(options: argparse.Namespace) -> None:
     from asyncrl.show.evidence import collect
 
     kept = existing_run(options.RUN)
+    if not kept.options:
+        print(f"{kept.path / 'config.toml'} is missing or damaged: {UNKNOWN}", file=sys.stderr)
     findings = diagnose(collect(kept))
     if options.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings]))

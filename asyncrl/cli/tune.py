@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import re
 import shlex
@@ -20,6 +21,7 @@ from asyncrl.cli.train import parse_run
 from asyncrl.cli.train_flags import add_jobs, add_run_flags, answer, reported_as_usage
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import StoppedWhileStarting, describe_error
+from asyncrl.options import parse_count
 from asyncrl.protocols import Algorithm
 
 if TYPE_CHECKING:
@@ -71,19 +73,28 @@ def make_parser(algorithms: Sequence[str] | None = None) -> Parser:
     )
     group.add_argument("--space", metavar="FILE", help="TOML file of the search space; see docs/search.md")
     group.add_argument(
-        "--held-out", type=int, default=5, metavar="N", help="Seeds of the comparison; 0 makes none (5)"
+        "--held-out", type=_seeds, default=5, metavar="N", help="Seeds of the comparison; 0 makes none (5)"
     )
     add_jobs(group)
     add_run_flags(parser, names, skip=SKIPPED, seeds=False)
     return parser
 
 
+def _seeds(text: str) -> int:
+    """Parse a whole number of at least 0."""
+    try:
+        value = parse_count(text)
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, got {text!r}")
+    return value
+
+
 def parse(arguments: Sequence[str]) -> TuneOptions:
     """Parse. Raises SystemExit with code 2 for a wrong flag, and `ConfigurationError` for a wrong file."""
     parsed, config, algorithm, names_folder = parse_run(arguments, make_parser)
     parser = make_parser([config.algo])
-    if parsed.held_out < 0:
-        parser.error(f"argument --held-out: must be a whole number of at least 0, got {parsed.held_out}")
     if names_folder and config.run_dir is None:
         parser.error("argument --run-dir: must be a directory, as a search is kept, got none")
     record = ALGORITHMS[config.algo]

@@ -31,8 +31,8 @@ class Trial:
         steps_per_second: steps per second of one environment (of all of a vector) in one process.
         steps: number of steps taken.
         episodes: number of episodes that ended.
-        length_mean, return_mean: their means, None if no episode ended; a reward that is not finite counts as 0. The
-            return of several agents is the sum of theirs.
+        length_mean, return_mean: their means, None if no episode ended; an episode with a reward that is not finite
+            has no return. The return of several agents is the sum of theirs.
         reward_low, reward_high: smallest and largest finite reward of a step; infinity and -infinity without one.
         autoreset: autoreset mode of a vector environment; "" for a single one, which the actor resets.
         problems: sentences about problems that do not prevent training.
@@ -126,12 +126,12 @@ class _Walk:
             rewards = np.asarray(reward, np.float64).reshape(self.count, -1)  # of several agents a row
             self.steps += int(stepped.sum())
             lengths += stepped
-            totals += np.where(stepped[:, None] & np.isfinite(rewards), rewards, 0.0).sum(axis=1)
+            totals += np.where(stepped[:, None], rewards, 0.0).sum(axis=1)
             self._check(obs, rewards[stepped])
             over = ~self.env.live.any() if self.spec.agents else np.logical_or(terminated, truncated)
             ended = stepped & np.ravel(over)
             self.lengths += lengths[ended].tolist()
-            self.returns += totals[ended].tolist()
+            self.returns += totals[ended & np.isfinite(totals)].tolist()
             lengths[ended] = totals[ended] = 0
             if ended.any() and self.autoreset != env_checks.NEXT_STEP:
                 obs, _ = self.env.reset(options={"reset_mask": ended} if self.autoreset else None)

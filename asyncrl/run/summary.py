@@ -144,6 +144,14 @@ def without_secrets(options: dict[str, dict[str, Any]]) -> dict[str, dict[str, A
     }
 
 
+class _Unfollowed(urllib.request.HTTPRedirectHandler):
+    """Refuses to follow a redirection, which would be a GET without the summary."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+        """Raise `HTTPError`; the new address may be secret."""
+        raise HTTPError(req.full_url, code, "it redirects; give the address that takes the POST", headers, fp)
+
+
 def _send(address: str, body: dict[str, Any]) -> None:
     try:
         request = urllib.request.Request(
@@ -151,7 +159,7 @@ def _send(address: str, body: dict[str, Any]) -> None:
             msgspec.json.encode(body),
             {"Content-Type": "application/json", "User-Agent": f"asyncrl/{__version__}"},
         )
-        with urllib.request.urlopen(request, timeout=ALERT_SECONDS):
+        with urllib.request.build_opener(_Unfollowed).open(request, timeout=ALERT_SECONDS):
             pass
     except Exception as error:  # whatever it is, the run has ended
         if isinstance(error, HTTPError):

@@ -232,7 +232,7 @@ RULES = (
     Rule(
         "old weights act",
         lambda e: (
-            not e.on_policy
+            "learning_starts" in e.options
             and above(e.policy_lag, 500)
             and e.options.get("discipline") != "lockstep"
             and not at_most(e.options.get("publish_interval"), 10)
@@ -371,7 +371,7 @@ RULES = (
     Rule(
         "actors wait for updates",
         lambda e: (
-            not e.on_policy
+            "samples_per_insert" in e.options
             and above(e.actors_wait, 0.8)
             and not above(e.learner_waits, 0.2)
             and not _reached(e)
@@ -440,6 +440,8 @@ def _finding(rule: Rule, evidence: Evidence) -> Finding:
     )
     texts = (text.format_map(figures) for text in (rule.sentence, rule.change, rule.evidence))
     sentence, change, shown = texts
+    if not evidence.options:  # no advice on values that are unknown
+        return Finding(rule.name, sentence, "", "", shown)
     return Finding(rule.name, sentence, rule.option, change, shown)
 
 

@@ -14,6 +14,8 @@ from asyncrl.show.curves import Curve, by_environment
 from asyncrl.storage.atomic_file import write_atomically
 from asyncrl.storage.disk_space import error_of_file
 
+FORMATS = (".png", ".svg", ".pdf")
+"""Suffixes of the files that are written."""
 DASHES = ("-", "--", ":", "-.")
 """Kinds of lines: the second ten lines are dashed, as colours are ten."""
 COLUMNS = 3
@@ -39,7 +41,7 @@ def write_picture(
         settings: performance profiles, which get axes of their own.
 
     Raises:
-        ConfigurationError: matplotlib is not installed or cannot write this format, or the path cannot be written.
+        ConfigurationError: another suffix, matplotlib is not installed, or the path cannot be written.
         ResourceError: the disk is full.
     """
     plots = by_environment(curves)
@@ -93,7 +95,13 @@ def write_slices(
 
 
 def _figure(path: Path, columns: int, inches: float) -> Any:
-    """A figure of so many axes side by side. Raises `ConfigurationError` without matplotlib."""
+    """A figure of so many axes side by side. Raises `ConfigurationError` for another suffix, or without matplotlib."""
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigurationError(
+            f"a picture's file must end in {', '.join(FORMATS)}, got {path.suffix or 'no suffix'}",
+            facts={"file": path},
+            fix="give a file that ends in .png, .svg or .pdf",
+        )
     try:
         import matplotlib
 
@@ -111,12 +119,12 @@ def _figure(path: Path, columns: int, inches: float) -> Any:
 def _save(figure: Any, path: Path) -> None:
     drawn = io.BytesIO()
     try:
-        figure.savefig(drawn, dpi=150, format=path.suffix.removeprefix("."), bbox_inches="tight")
-    except ValueError as error:
+        figure.savefig(drawn, dpi=150, format=path.suffix.removeprefix(".").lower(), bbox_inches="tight")
+    except ValueError as error:  # its sides have too many pixels
         raise ConfigurationError(
-            f"the picture cannot be written: {error}",
+            f"the picture cannot be drawn: {error}",
             facts={"file": path},
-            fix="give a file that ends in .png, .svg or .pdf",
+            fix="plot fewer runs, or write an .svg",
         ) from error
     with error_of_file("the picture", path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -85,12 +85,14 @@ def test_lists_are_texts_and_whole_options_have_whole_numbers(tmp_path: Path) ->
     ],
 )
 def test_a_wrong_file_is_told_of(tmp_path: Path, text: str, error: str) -> None:
-    with pytest.raises(ConfigurationError, match=error):
+    with pytest.raises(ConfigurationError, match=error) as raised:
         read_space(written(tmp_path, text), ALGORITHMS["dqn"])
+    assert "change -" not in str(raised.value.fix), "a fix names a key, or the file"
 
 
 def test_a_missing_file_and_an_algorithm_without_a_space_are_told_of(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
+    with pytest.raises(ConfigurationError, match=r"none\.toml cannot be read: No such file") as error:
         read_space(tmp_path / "none.toml", ALGORITHMS["dqn"])
+    assert error.value.fix == "give a file as docs/search.md shows it: --space FILE"
     with pytest.raises(ConfigurationError, match="there is no search space for mine"):
         load_space("mine", ALGORITHMS["dqn"])

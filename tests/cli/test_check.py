@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from asyncrl.cli import check
 from asyncrl.cli.check import rate_text
 from asyncrl.cli.main import main
 from asyncrl.envs import trial as trial_module
@@ -119,8 +120,20 @@ def test_a_slow_environment_is_stepped_a_few_times(monkeypatch: pytest.MonkeyPat
 
 def test_rewards_that_are_not_finite_are_in_no_mean() -> None:
     trial = try_out(EnvSource.from_user(lambda: Odd("nan")), 0.05)
-    assert trial.return_mean == 0.0 and trial.episodes > 10
+    assert trial.return_mean is None and trial.episodes > 10
     assert not any("every reward" in problem for problem in trial.problems)
+
+
+@pytest.mark.parametrize(
+    ("episodes", "mean", "text"),
+    [
+        (1, 0.5, "1 episode, return 0.500, 4.0 steps on average"),
+        (2, None, "2 episodes, no finite return, 4.0 steps on average"),
+    ],
+)
+def test_the_line_of_random_actions(episodes: int, mean: float | None, text: str) -> None:
+    random = {"steps": 8, "episodes": episodes, "length_mean": 4.0, "return_mean": mean}
+    assert check._random(random) == text
 
 
 def test_an_environment_that_raises_later_is_reported_as_in_a_run() -> None:

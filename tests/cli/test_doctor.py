@@ -261,6 +261,26 @@ def test_of_the_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert [finding["name"] for finding in json.loads(capsys.readouterr().out)] == ["values run off"]
 
 
+@pytest.mark.parametrize("content", [None, "[[["])
+@pytest.mark.parametrize(
+    "name", ["actors wait for passes", "large policy steps", "values run off", "old segments"]
+)
+def test_options_that_are_unknown_are_not_advised(
+    name: str, content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    algo, different = RUNS[name]
+    file = make(tmp_path / "x", algo, different).path / "config.toml"
+    file.unlink()
+    if content is not None:
+        file.write_text(content)
+    assert main(["doctor", str(file.parent), "--all"]) == 0
+    out, err = capsys.readouterr()
+    assert "?" not in out and "  change  " not in out
+    assert err == (
+        f"{file} is missing or damaged: the options of the run are unknown, so that no advice is given.\n"
+    )
+
+
 def test_the_most_serious_of_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make(tmp_path / "x y", "dqn", {"evaluations": FALLS, "summary": {"actor_restarts": 2}})
     assert main(["doctor", str(run.path)]) == 0

@@ -242,8 +242,9 @@ def test_mistakes(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert "no run has train/nothing" in capsys.readouterr().err
     assert main(["plot", str(folder / "nowhere")]) == 1
     assert "nowhere does not exist" in capsys.readouterr().err
-    assert main(["plot", str(folder), "--out", str(folder / "x.doc")]) == 1
-    assert "the picture cannot be written" in capsys.readouterr().err
+    for name, got in (("x.doc", ".doc"), ("x.jpg", ".jpg"), ("x", "no suffix")):
+        assert main(["plot", str(folder), "--out", str(folder / name)]) == 1
+        assert f"a picture's file must end in .png, .svg, .pdf, got {got}\n" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["plot", str(folder), "--out", str(folder / "x.png")]) == 1
     assert 'pip install "asyncrl[plot]"' in capsys.readouterr().err

@@ -48,7 +48,8 @@ def test_an_own_space_is_read(tmp_path: Path) -> None:
     ("arguments", "text"),
     [
         (["--trials", "0"], "argument --trials: must be a whole number of at least 1"),
-        (["--held-out", "-1"], "argument --held-out: must be a whole number of at least 0, got -1"),
+        (["--held-out", "-1"], "argument --held-out: must be a whole number of at least 0, got '-1'"),
+        (["--held-out", "x"], "argument --held-out: must be a whole number of at least 0, got 'x'"),
         (["--run-dir", "none"], "argument --run-dir: must be a directory"),
         (["--target-return", "3"], "unknown option --target-return"),
         (["--http", "8000"], "argument --http: must be auto or off"),

@@ -63,6 +63,12 @@ class Take(BaseHTTPRequestHandler):
         assert self.path == "/hook/secret" and self.headers["Content-Type"] == "application/json"
         self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.send_response(self.server.status)
+        if 300 <= self.server.status < 400:
+            self.send_header("Location", self.server.address)
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
         self.end_headers()
 
     def log_message(self, *_: Any) -> None: ...
@@ -112,6 +118,18 @@ def test_a_refusal_is_logged_without_the_secret(
     (record,) = caplog.records
     assert f"HTTP Error {status}" in record.getMessage() and record.levelno == logging.WARNING
     assert "secret" not in record.getMessage() and "127.0.0.1" in record.getMessage()
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_an_answer_from_elsewhere_is_no_summary_taken(
+    hook: Hook, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that follows it asks by GET, without the summary, and would be content with the answer."""
+    hook.status = status
+    send_summary(hook.address, SUMMARY, None).join()
+    (record,) = caplog.records
+    assert f"HTTP Error {status}: " in record.getMessage() and "give the address" in record.getMessage()
+    assert "secret" not in record.getMessage() and len(hook.bodies) == 1
 
 
 def test_nobody_there_is_logged(caplog: pytest.LogCaptureFixture) -> None:
