@@ -193,16 +193,20 @@ def run_pilot(
 
 
 def _measured(learned: Sequence[Snapshot], envs_per_actor: int) -> Pilot:
-    """Measure between the first and the last of these snapshots; a single one is measured from the start."""
+    """Measure between the first and the last of these snapshots; a single one is measured from the start.
+
+    So is the rate of steps where none was received between them, as by a slow learner within one large batch.
+    """
     first, last = learned[0], learned[-1]
     env_steps, updates = last.env_steps - first.env_steps, last.updates - first.updates
     passed, waits = last.train_seconds - first.train_seconds, learned[1:]
     if len(learned) == 1:
         env_steps, updates, passed, waits = last.env_steps, last.updates, last.train_seconds, learned
+    steps, during = (env_steps, passed) if env_steps else (last.env_steps, last.train_seconds)
     return Pilot(
         num_actors=len(last.actors),
         envs_per_actor=envs_per_actor,
-        env_steps_per_second=env_steps / max(passed, 1e-9),
+        env_steps_per_second=steps / max(during, 1e-9),
         updates_per_second=updates / max(passed, 1e-9),
         learner_wait_fraction=sum(snapshot.learner_wait_fraction for snapshot in waits) / len(waits),
         actor_wait_fraction=sum(snapshot.actor_wait_fraction for snapshot in waits) / len(waits),

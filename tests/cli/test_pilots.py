@@ -9,6 +9,7 @@ from asyncrl import DQN
 from asyncrl.cli import pilots as module
 from asyncrl.cli.pilots import Pilot, _counts, _measured, fastest, plan, run_pilot
 from asyncrl.config import TrainerConfig
+from asyncrl.show.metrics import Snapshot
 from asyncrl.trainer.trainer import Trainer
 
 
@@ -33,20 +34,26 @@ def test_of_equal_speeds_the_one_with_fewest_actors_is_taken() -> None:
 def test_rates_are_those_between_the_first_and_the_last_snapshot() -> None:
     actors = (make_actor(index=0, private_bytes=5), make_actor(index=1, private_bytes=7))
     times = [(4.0, 10, 300), (6.0, 20, 500), (8.0, 50, 1100)]
-    snapshots = [
-        make_snapshot(
-            state="training",
-            train_seconds=seconds,
-            updates=updates,
-            env_steps=steps,
-            learner_wait_fraction=0.5 if seconds == 6.0 else 0.25 if seconds == 8.0 else 1.0,
-            actor_wait_fraction=0.0,
-            actors=actors,
-        )
-        for seconds, updates, steps in times
-    ]
+
+    def snapshots_of(times: list[tuple[float, int, int]]) -> list[Snapshot]:
+        return [
+            make_snapshot(
+                state="training",
+                train_seconds=seconds,
+                updates=updates,
+                env_steps=steps,
+                learner_wait_fraction=0.5 if seconds == 6.0 else 0.25 if seconds == 8.0 else 1.0,
+                actor_wait_fraction=0.0,
+                actors=actors,
+            )
+            for seconds, updates, steps in times
+        ]
+
+    snapshots = snapshots_of(times)
     assert _measured(snapshots, 16) == Pilot(2, 16, (1100 - 300) / 4.0, (50 - 10) / 4.0, 0.375, 0.0, 12)
     assert _measured(snapshots[-1:], 16) == Pilot(2, 16, 1100 / 8.0, 50 / 8.0, 0.25, 0.0, 12)
+    still = snapshots_of([(seconds, updates, 1100) for seconds, updates, _ in times])
+    assert _measured(still, 16) == Pilot(2, 16, 1100 / 8.0, (50 - 10) / 4.0, 0.375, 0.0, 12)
 
 
 def test_more_and_fewer_environments_are_tried_at_the_fastest_number_of_actors(
