@@ -12,6 +12,7 @@ records check themselves and hints for other libraries' names would need as much
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import re
 import shutil
@@ -261,15 +262,12 @@ def finite_number(text: str, *, or_zero: bool = False) -> float:
     return value
 
 
-def count(text: str) -> int:
-    """Parse a whole number of at least 1; likewise."""
-    try:
-        value = parse_count(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return value
+def count(text: str, *, least: int = 1) -> int:
+    """Parse a whole number of at least `least`; likewise."""
+    with contextlib.suppress(ValueError):
+        if (value := parse_count(text)) >= least:
+            return value
+    raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
 
 
 def shown(value: object) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,6 @@ from asyncrl.cli.train import parse_run
 from asyncrl.cli.train_flags import add_jobs, add_run_flags, answer, reported_as_usage
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import StoppedWhileStarting, describe_error
-from asyncrl.options import parse_count
 from asyncrl.protocols import Algorithm
 
 if TYPE_CHECKING:
@@ -72,23 +71,17 @@ def make_parser(algorithms: Sequence[str] | None = None) -> Parser:
         "--max-seconds", type=finite_number, metavar="X", help="Begin no trial after this many seconds"
     )
     group.add_argument("--space", metavar="FILE", help="TOML file of the search space; see docs/search.md")
+    at_least_0 = partial(count, least=0)
     group.add_argument(
-        "--held-out", type=_seeds, default=5, metavar="N", help="Seeds of the comparison; 0 makes none (5)"
+        "--held-out",
+        type=at_least_0,
+        default=5,
+        metavar="N",
+        help="Seeds of the comparison; 0 makes none (5)",
     )
     add_jobs(group)
     add_run_flags(parser, names, skip=SKIPPED, seeds=False)
     return parser
-
-
-def _seeds(text: str) -> int:
-    """Parse a whole number of at least 0."""
-    try:
-        value = parse_count(text)
-    except ValueError:
-        value = -1
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, got {text!r}")
-    return value
 
 
 def parse(arguments: Sequence[str]) -> TuneOptions:
